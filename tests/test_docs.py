@@ -149,6 +149,17 @@ def test_the_picture_of_the_architecture_names_files_that_exist():
     assert not [name for name in named if not (ROOT / "hotbed" / name).exists()]
 
 
+def test_the_architecture_page_names_functions_that_exist():
+    """The table of the four questions: `Class.function` in [file](link)."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("| question |", 1)[1].split("\n\n", 1)[0]
+    named = re.findall(r"`([\w.]+)` in \[[^]]+\]\(\.\./([^)]+)\)", table)
+    assert len(named) > 7
+    for name, path in named:
+        text = (ROOT / path).read_text()
+        assert all(re.search(rf"(def|class) {part}\b", text) for part in name.split(".")), f"{name} in {path}"
+
+
 def test_the_architecture_page_has_every_room_and_floor():
     from tests.test_imports import FLOORS
 

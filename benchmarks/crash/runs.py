@@ -19,10 +19,10 @@ from benchmarks.crash.stages import STAGES
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart
 from hotbed.checkpoint.write import REST
 from hotbed.ops.shard import WHOLE
 from hotbed.store.ssd import frozen_items
+from hotbed.types import RowPart
 
 # what a clock said, or cache and tiers of one process did
 TIMES = (

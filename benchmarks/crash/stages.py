@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STAGES = {  # stage -> where the functions are looked up that are it
-    "reading the dataset": ("hotbed.cli.train:open_dataset",),
+    "reading the dataset": ("hotbed.cli.train_run:open_dataset",),
     "building tables": ("hotbed.train.build:build",),
     "clearing the folder": ("hotbed.run.folder:make_run",),
     "resuming": ("hotbed.train.loop:Training.resume",),

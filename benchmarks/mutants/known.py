@@ -79,8 +79,8 @@ KNOWN = (
     ),
     KnownChange(
         "the byte of state of a row is not counted",
-        "hotbed/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
-        "tests/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
+        "hotbed/tables/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
+        "tests/tables/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
     KnownChange(
         "a window that fills its room exactly is cut",
@@ -100,8 +100,8 @@ KNOWN = (
     ),
     KnownChange(
         "the best weights of now are removed",
-        "hotbed/train/loop.py", "for step in best_steps(self.run)} | {self._best_folder().name}",
-        "for step in best_steps(self.run)}",
+        "hotbed/train/checkpoint.py", "for step in best_steps(self._run)} | {self._folder(progress).name}",
+        "for step in best_steps(self._run)}",
         "tests/run/test_folder.py::test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them",
     ),
     KnownChange(

@@ -22,15 +22,14 @@ from hotbed.bench.fbgemm import FbgemmSystem, Peer
 from hotbed.bench.setting import EPS, LR, Setting
 from hotbed.bench.workload import Workload, id_of_row, offsets_of, values_of
 from hotbed.cache import BYTES_PER_SLOT, CacheCounts
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError
 from hotbed.host.memory import available_memory, in_words
 from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
-from hotbed.sizing.budget import least_over_ssd
 from hotbed.store.counts import TierCounts
 from hotbed.tables.group.cached import CachedRows
-from hotbed.types import Batch
+from hotbed.tables.sizing.budget import least_over_ssd
+from hotbed.types import Batch, RowPart
 
 _CHUNK = 1 << 18  # rows written at once
 _SSD_SLACK = 64 << 20  # bytes: segments that are half full

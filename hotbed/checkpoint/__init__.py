@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, find, forget, remember
+from hotbed.checkpoint.chain import Entry, find, remember
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
 from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
-from hotbed.checkpoint.types import FrozenFolder, RowPart, Rows, Sink, Snapshot, TableShape
+from hotbed.checkpoint.types import Rows, Sink, Snapshot
 from hotbed.checkpoint.warm import WarmStartReport, warm_start
 from hotbed.checkpoint.write import State
 from hotbed.errors import RunError
 from hotbed.files import path_of
+from hotbed.store.history import begin_history
+from hotbed.types import FrozenFolder, RowPart, TableShape
 
 __all__ = [
     "FrozenFolder",
@@ -117,7 +119,7 @@ def load_entry(
         except (RuntimeError, ValueError, KeyError) as error:
             raise RunError(f"the dense weights of {entry.folder} do not fit the model: {error}") from error
 
-    forget(tables)
+    begin_history(tables)
     sink = tables.restore()
     load_rows(entry, sink, report, load_dense)
     remember(tables, entry)

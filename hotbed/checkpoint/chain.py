@@ -8,8 +8,8 @@ An incremental checkpoint names its parent. Loading reads the chain down to a fu
 and everything they need.
 
 Marks of touched rows are relative to the last checkpoint that was written from these tables, or loaded into them. It is
-forgotten (`forget`) before anything changes the meaning of the marks, and remembered when that is done: after an interruption
-in between the next checkpoint is a full one.
+forgotten (`store.history.begin_history`) before anything changes the meaning of the marks, and remembered when that is done:
+after an interruption in between the next checkpoint is a full one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import fcntl
 import os
 import re
 import shutil
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hotbed.errors import RunError
 from hotbed.host.atomic import flush_to_disk, make_folder, remove_folder, writing
+from hotbed.store.history import HISTORY_LOCK, history_of
 
 NEW, DOOMED = ".new", ".gone"
 LONGEST_WAIT = 60.0  # seconds for another writer, such as `hotbed checkpoint prune`
@@ -180,46 +180,33 @@ def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | No
 class _LastSave(NamedTuple):
     """The checkpoint that marks of touched rows are relative to."""
 
-    entry: Entry | None
-    history: object  # a new one whenever rows are replaced
+    entry: Entry
+    history: object  # of the tables, then
 
 
 _LAST: weakref.WeakKeyDictionary[Any, _LastSave] = weakref.WeakKeyDictionary()
-_turn = threading.RLock()
 
 
 def remember(tables: Any, entry: Entry) -> None:
     """From here on, rows are marked as touched since this checkpoint."""
-    with _turn:
+    with HISTORY_LOCK:
         _LAST[tables] = _LastSave(Entry(entry.folder.resolve(), entry.manifest), history_of(tables))
-
-
-def forget(tables: Any) -> None:
-    """The next checkpoint must hold all rows, and cannot add to one that is being written."""
-    with _turn:
-        _LAST[tables] = _LastSave(None, object())
-
-
-def history_of(tables: Any) -> object:
-    """An object that stays the same while rows change by training alone."""
-    with _turn:
-        return _LAST.setdefault(tables, _LastSave(None, object())).history
 
 
 def advance(tables: Any, entry: Entry, history: object, commit: Callable[[], None]) -> None:
     """A checkpoint of a history is on disk: marks are relative to it, unless rows were replaced while it was written."""
-    with _turn:
+    with HISTORY_LOCK:
         if history_of(tables) is history:
-            _LAST[tables] = _LastSave(None, history)
+            _LAST.pop(tables, None)
             commit()
             remember(tables, entry)
 
 
 def last_of(tables: Any, root: Path) -> Entry | None:
     """The checkpoint that marks are relative to, if it is in `root` and unchanged."""
-    with _turn:
+    with HISTORY_LOCK:
         since = _LAST.get(tables)
-    last = None if since is None else since.entry
+        last = since.entry if since is not None and since.history is history_of(tables) else None
     if last is None or last.folder.parent != root.resolve():
         return None
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotbed.checkpoint.row_file import FileMark
-from hotbed.checkpoint.types import TableShape
 from hotbed.errors import RunError
+from hotbed.types import TableShape
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

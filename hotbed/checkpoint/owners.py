@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.read import rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart, TableShape
 from hotbed.checkpoint.write import REST
-from hotbed.ops.records import Layout, Precision
+from hotbed.ops.records import saved_layout
 from hotbed.ops.shard import Shard
 from hotbed.store.ssd import frozen_items
+from hotbed.types import RowPart, TableShape
 
 Ints = NDArray[np.int64]
 Thaw = Callable[[str, Path, Mapping[str, TableShape], Shard], Iterator[RowPart]]
@@ -107,13 +107,6 @@ class Owners:
 
 def _uses_of(shape: TableShape) -> list[str]:
     return [name for name in shape.numbers if name not in ("row", "shared")]
-
-
-def saved_layout(shape: TableShape) -> Layout:
-    """The layout of a table's records in its files."""
-    by_element = tuple(state for state, width in shape.states.items() if width == shape.dim and shape.dim > 1)
-    by_row = tuple(state for state in shape.states if state not in by_element)
-    return Layout(shape.dim, by_element, by_row, cast(Precision, shape.precision))
 
 
 def _latest(parts: list[_OwnedRows], group: str, rest: dict[str, Tensor]) -> _OwnedRows:

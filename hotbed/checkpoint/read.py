@@ -34,12 +34,13 @@ from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.files import checksum, read_tensors
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
-from hotbed.checkpoint.types import RowPart, Sink, TableShape
+from hotbed.checkpoint.types import Sink
 from hotbed.checkpoint.write import GONE, REST
 from hotbed.errors import HotbedError, RunError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.pages import in_pages, zeros
 from hotbed.store.ssd import frozen_items
+from hotbed.types import RowPart, TableShape
 
 TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _PIECE = 4 << 20

@@ -24,11 +24,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.types import RowPart
+from hotbed.ops.records import as_numpy
 from hotbed.store.ssd.segments import start_writing_out
+from hotbed.types import RowPart
 
 Kind = Literal["byte", "int", "long", "text", "struct"]
 _CODES: dict[Kind, int] = {"byte": 3, "int": 5, "long": 6, "text": 8, "struct": 12}
@@ -304,11 +304,6 @@ def _levels(count: int, width: int) -> bytes:
         repetition = varint(groups << 1 | 1) + (pattern * -(-groups // width))[:groups]
     definition = varint((count * width) << 1) + b"\1"
     return b"".join(len(one).to_bytes(4, "little") + one for one in (repetition, definition))
-
-
-def as_numpy(tensor: Tensor) -> NDArray[Any]:
-    """A view; numpy has no bf16."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

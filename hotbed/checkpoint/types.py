@@ -11,66 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from hotbed.ops.shard import WHOLE, Shard
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """One table as a manifest describes it; equal shapes mean that rows fit as they are."""
-
-    dim: int
-    rows: int | None  # None: dynamic ids
-    precision: str = "fp32"  # of the weights: fp32, fp16 or bf16
-    optimizer: str = ""  # name of the row optimizer, e.g. adagrad
-    states: dict[str, int] = field(default_factory=dict)  # columns of each of its states: dim or 1
-    numbers: tuple[str, ...] = ()  # further columns of one integer per row, such as last_use
-    hashing: bool = False  # ids modulo rows: with another number of rows, ids mean something else
-    init: str = ""  # distribution of initial values, as text
-    seed: int = 0
-    group: str = field(default="", compare=False)  # of tables with settings of their own, the first of their group
-
-    @property
-    def group_name(self) -> str:
-        """The name of its group."""
-        return group_name(self.dim, self.rows is None, self.group)
-
-
-def group_name(dim: int, dynamic: bool, own: str = "") -> str:
-    """The name of a group of tables of this dim, in manifests; `own`: the first of those with settings of their own."""
-    return f"dim-{dim}" + ("-dynamic" if dynamic else "") + (f"-{own}" if own else "")
-
-
-class RowPart(NamedTuple):
-    """Rows of one table, on the host."""
-
-    table: str
-    ids: Tensor  # int64 [N], distinct
-    columns: dict[str, Tensor]  # "weight" [N, D], every state [N, D] or [N, 1], every further number int64 [N]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of columns and ids."""
-        return self.ids.nbytes + sum(column.numel() * column.element_size() for column in self.columns.values())
-
-
-class FrozenFolder(Protocol):
-    """Files that never change again, such as segments of an ssd store; a checkpoint links them instead of copying."""
-
-    @property
-    def name(self) -> str:
-        """A folder name, distinct within a snapshot, and the same in every snapshot of these tables."""
-
-    def link_into(self, folder: Path) -> None:
-        """Hard-link (or copy, on another file system) every file into the folder, which exists and is empty.
-
-        The files are on the disk (fsync) when this returns.
-        """
+from hotbed.types import FrozenFolder, RowPart, TableShape
 
 
 class Snapshot(Protocol):

@@ -17,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, chain_of, find, forget
+from hotbed.checkpoint.chain import Entry, chain_of, find
 from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, filling, gone_of, rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
+from hotbed.checkpoint.types import Rows, Sink
 from hotbed.ops.shard import Shard
+from hotbed.store.history import begin_history
+from hotbed.types import RowPart, TableShape
 
 _OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get new ones
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
@@ -84,7 +86,7 @@ def warm_start_from(
             if model is not None:
                 _carry_dense(weights, model, carried)
     finally:
-        forget(tables)
+        begin_history(tables)
     carried.notes.append(
         "optimizer state of the dense weights, learning-rate schedule and position in the data: they start again"
     )

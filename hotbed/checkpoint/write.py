@@ -23,10 +23,11 @@ from hotbed.checkpoint.chain import NEW, Entry, clean, locked, new_name
 from hotbed.checkpoint.files import checksum, write_tensors
 from hotbed.checkpoint.manifest import MANIFEST, Manifest
 from hotbed.checkpoint.row_file import Column, CopyBuffer, FileMark, RowFile, columns_of, split_parts
-from hotbed.checkpoint.types import RowPart, Snapshot
+from hotbed.checkpoint.types import Snapshot
 from hotbed.errors import RunError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, writing
+from hotbed.types import RowPart
 
 FILE_BYTES = 128 << 20  # of a file of rows, about
 REST = "rest"  # the tables' own small tensors

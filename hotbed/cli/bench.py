@@ -145,7 +145,7 @@ def bench_command(
 
     hotbed bench --device cpu --rows-scale 0.001 --batch-size 64 --dim 8 --mlp 0 --cache 30% --steps 10
     """
-    from hotbed.run.config import raise_problems
+    from hotbed.run.config_check import raise_problems
 
     with err().status("loading torch"):
         from hotbed.bench.setting import Setting, scaled_rows

@@ -13,11 +13,12 @@ import typer
 from hotbed.cli.console import report_compiling
 from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.settings import cache_flags, read_config, resumed_config
-from hotbed.cli.train import StartOptions, train_run
+from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
 from hotbed.files import is_remote, path_of
 from hotbed.models import is_own, read_source
-from hotbed.run.config import FIELDS, unknown
+from hotbed.run.config import FIELDS
+from hotbed.run.config_check import unknown
 from hotbed.run.folder import read_json
 from hotbed.run.remote_run import working_copy
 

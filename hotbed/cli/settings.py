@@ -78,7 +78,7 @@ def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str |
 
 def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
     """The settings of a run file, overridden by flags, then by --set; all mistakes are reported at once."""
-    from hotbed.run.config import raise_problems
+    from hotbed.run.config_check import raise_problems
     from hotbed.run.run_file import compose
 
     config, problems = compose(run_file, given, sets)
@@ -123,7 +123,7 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
     """The config of a run to resume, with the settings that may change."""
     from hotbed.errors import ConfigError
     from hotbed.models import is_own
-    from hotbed.run.config import read_tree
+    from hotbed.run.config_check import read_tree
     from hotbed.run.folder import read_json
     from hotbed.train.build import changed_settings
 

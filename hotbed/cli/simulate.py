@@ -32,7 +32,8 @@ from hotbed.cli.options import (
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import one_dataset, open_dataset
 from hotbed.host.memory import parse_share, percent_hint
-from hotbed.run.config import POLICIES, raise_problems
+from hotbed.run.config import POLICIES
+from hotbed.run.config_check import raise_problems
 
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts

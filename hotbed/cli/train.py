@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shlex
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, is_quiet, out, print_json, report_compiling, waiting
-from hotbed.cli.messages import (
-    as_run_file,
-    compare_forecast,
-    describe_start,
-    next_commands,
-    print_forecast,
-    print_result,
-    report_parallel_choices,
-    warn_about_few_steps,
-    warn_about_no_valid,
-)
+from hotbed.cli.console import is_quiet, out, report_compiling
+from hotbed.cli.messages import as_run_file
 from hotbed.cli.options import (
     AsJson,
     BatchSize,
@@ -46,21 +32,16 @@ from hotbed.cli.options import (
     Sets,
     Ssd,
 )
-from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
-from hotbed.cli.ranks import RunStart, TorchrunRanks, join_ranks
+from hotbed.cli.progress import WatchOptions
+from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.ray_ranks import train_on_ray
-from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, suited_config, with_source
+from hotbed.cli.settings import cache_flags, read_config, resumed_config
+from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError
 from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
-    from hotbed.data.dataset import Dataset
-    from hotbed.host.compiling import CompileReport
-    from hotbed.parallel.world import World
     from hotbed.run.config import RunConfig
-    from hotbed.telemetry.observer import Observer
-    from hotbed.train.build import Built
-    from hotbed.train.loop import Training
 
 
 def train_command(
@@ -265,206 +246,3 @@ def train_command(
 def _asks_for_gpu(config: RunConfig) -> bool | None:
     """None: if there is one."""
     return None if config.train.device == "auto" else config.train.device.startswith("cuda")
-
-
-class StartOptions(NamedTuple):
-    """How a run is started and observed."""
-
-    quiet: bool
-    source: Path | None = None
-    forecast: bool = False
-    watching: WatchOptions = WatchOptions()
-    rows: str | None = None  # to watch
-    dry_run: bool = False
-    as_json: bool = False
-    given: frozenset[str] | None = None  # settings that the user chose; the others suit the log. None: all
-
-
-def train_run(
-    config: RunConfig, asked: RunStart | None, ranks: TorchrunRanks, manner: StartOptions, compiled: CompileReport
-) -> Path:
-    """Start or continue a run, train it to the end and print its result; returns its folder."""
-    from hotbed.data.dataset import describe
-    from hotbed.run.files import write_text
-    from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
-    from hotbed.run.remote_folder import local_copy
-    from hotbed.telemetry.trackers import open_trackers
-    from hotbed.train.build import build, compare
-    from hotbed.train.disk_room import check_room
-    from hotbed.train.warm_start import source_of, start_from
-
-    config = with_source(config)
-    world = ranks.connect(config.train.device, config.parallel.timeout)
-    fresh = default_run(config.model.name, config.data.path)
-    start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
-    run_folder, quiet = start.run, manner.quiet or not world.is_first
-    if ranks.cores is not None and not quiet:
-        _say(str(ranks.cores))
-    entries = None if manner.source is None or start.resume else source_of(local_copy(manner.source), run_folder)
-    data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
-    dataset = _dataset(data, ranks, world)
-    if manner.given is not None and not start.resume and not config.follow.source:
-        config = suited_config(config, manner.given, dataset, (lambda _: None) if quiet else _say)
-    compare(config, dataset.fingerprint, world)
-    wanted = manner.watching if world.is_first else WatchOptions()
-    with alone(run_folder) if world.is_first else nullcontext(), open_watchers(wanted, _say) as watchers:
-        with nullcontext() if quiet else waiting("building tables and model"):
-            world.stage("building tables and model", alone=True)
-            trackers = open_trackers(wanted.trackers, run_folder, dataclasses.asdict(config), _say)
-            observers = [*_observers(run_folder, quiet, world), *watchers.observers, *trackers]
-            built = build(config, dataset, run_folder, observers, world)
-            watchers.watch(built.training.learner.tables.clock, built.training.observer.say)
-            if manner.rows is not None:
-                _watch_rows(built.training, manner.rows)
-            if start.resume:
-                built.training.resume()
-                if _is_finished(built.training):
-                    if not ranks.has_begun(run_folder):
-                        _refuse_finished(built.training)
-                    if world.is_first:  # a rank was lost after the run had ended
-                        print_result(read_json(run_folder / "summary.json"), run_folder)
-                    return run_folder
-            if world.is_first:
-                check_room(built.training, start.overwrite)
-            if manner.dry_run:
-                if world.is_first:
-                    _print_dry_run(built, start, manner.as_json)
-                return run_folder
-            if world.is_first:
-                if not start.resume:
-                    make_run(run_folder, start.overwrite)
-                ranks.begin(run_folder)
-                write_text(run_folder / "config.json", config.to_json())
-                if not start.resume:
-                    noted = {"path": str(dataset.path.resolve()), **describe(dataset)}
-                    write_text(run_folder / "data.json", json.dumps(noted) + "\n")
-            world.stage("waiting for the run folder")
-            world.any(False)
-            carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)
-        if carried is not None and not quiet:
-            err().print(f"warm start {carried.text()}", soft_wrap=True)
-        if world.is_first:
-            warn_about_few_steps(built.training, config.data.batch_size)
-            warn_about_no_valid(built.training)
-        if manner.forecast and world.size == 1 and not config.follow.source:
-            print_forecast(config, dataset, run_folder, quiet)
-        _run(built, quiet, compiled, manner.as_json)
-    return run_folder
-
-
-def _print_dry_run(built: Built, start: RunStart, as_json: bool) -> None:
-    """What the run would do; settings, data, memory and disk have been checked, and nothing is written."""
-    from hotbed.train.disk_room import saves_of
-
-    training = built.training
-    if as_json:
-        samples, steps = training.loaders.train.num_rows, training.total_steps
-        saved = saves_of(training).total
-        print_json(
-            {"dry_run": True, "run": str(training.run), "samples": samples, "steps": steps, "saved_bytes": saved}
-        )
-        return
-    replaced = ", replacing what is there" if start.overwrite else ""
-    out().print(
-        f"dry run: {describe_start(built)}{replaced}; {training.total_steps:,} steps, saving {saves_of(training)}. "
-        "Nothing was written.",
-        soft_wrap=True,
-    )
-
-
-def _watch_rows(training: Training, text: str) -> None:
-    from hotbed.errors import ConfigError
-    from hotbed.telemetry.observer import Observers
-    from hotbed.train.row_watch import RowWatch, parse_rows
-
-    if training.world.size > 1:
-        raise ConfigError(
-            "--watch-rows records the gradients of one process; with several ranks, each has only a part of them."
-        )
-    tables = training.learner.tables
-    if training.learner.sequences:
-        names = ", ".join(training.learner.sequences)
-        raise ConfigError(
-            f"--watch-rows records gradients of pooled vectors; this model reads {names} vector by vector. Leave it out, or "
-            "watch with a model that pools sequences, such as dnn."
-        )
-    watch = RowWatch(training.run, tables, parse_rows(text, tables.tables))
-    training.learner = dataclasses.replace(training.learner, watch=watch.watch)
-    training.observer = Observers([training.observer, watch])
-
-
-def _say(text: str) -> None:
-    err().print(text, soft_wrap=True)
-
-
-def _dataset(name: str, ranks: TorchrunRanks, world: World) -> Dataset:
-    """An embedded dataset is built once on every machine."""
-    world.stage("opening the dataset")
-    found = open_dataset(name) if ranks.local_rank == 0 else None
-    world.any(False)
-    return found if found is not None else open_dataset(name)
-
-
-def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
-    from hotbed.telemetry.scalars import open_writer
-
-    if not world.is_first:
-        return [Warnings(err(always=True), f"rank {world.rank}: ")]
-    observers: list[Observer] = [] if quiet else [progress_display(err())]
-    tensorboard = open_writer(folder)
-    return [*observers, tensorboard] if tensorboard is not None else observers
-
-
-def _is_finished(training: Training) -> bool:
-    """Whether the run has ended and no step is left."""
-    from hotbed.run.folder import read_json
-
-    summary = training.run / "summary.json"
-    if (
-        training.reason_to_end() is None or not summary.is_file()
-    ):  # a run killed in its last evaluation has no summary yet
-        return False
-    ended = read_json(summary)
-    return bool(ended.get("finished")) and ended.get("steps") == training.progress.step
-
-
-def _refuse_finished(training: Training) -> None:
-    from hotbed.errors import RunError
-
-    raise RunError(
-        f"{training.run} is finished: {training.reason_to_end()}. To train longer: "
-        f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
-    )
-
-
-def _run(built: Built, quiet: bool, compiled: CompileReport, as_json: bool) -> None:
-    from hotbed.errors import HotbedError, RunError
-    from hotbed.report import write_report
-    from hotbed.train.run import run
-
-    folder, speaks = built.training.run, built.training.world.is_first
-    if not quiet:
-        err().print(describe_start(built), soft_wrap=True)
-    try:
-        with report_parallel_choices(built.training.observer.say):
-            ending = run(built.training, built.subject)
-    except HotbedError:
-        with suppress(RunError):  # report the error that ended the run, not this one
-            if speaks:
-                write_report(folder)
-        raise
-    if speaks:
-        comparison = compare_forecast(ending.summary, folder, built.training.learner.device)
-        if as_json:
-            write_report(folder)
-            print_json({"dry_run": False, "run": str(folder), **ending.summary})
-        else:
-            print_result(ending.summary, folder)
-        after = next_commands(folder) if ending.summary["finished"] else ""
-        more = [one for one in (compiled_text(compiled), comparison, after) if one]
-        if more and not quiet:
-            out().print("\n".join(more), soft_wrap=True)
-    if ending.unsaved:
-        raise RunError(ending.unsaved)
-    if not ending.summary["finished"]:
-        raise typer.Exit(ending.exit_code)

@@ -28,7 +28,8 @@ from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
-from hotbed.run.config import RunConfig, read_tree
+from hotbed.run.config import RunConfig
+from hotbed.run.config_check import read_tree
 from hotbed.run.export_format import is_export
 from hotbed.run.folder import find_data
 from hotbed.run.model_card import FORMAT_VERSION, card_of, no_model, read_card

@@ -7,17 +7,15 @@ flushed and renamed, as everything local is. A few files travel at a time, each 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from hotbed.errors import RemoteError
 from hotbed.files.path import RemotePath
 from hotbed.files.store import FileStat
 from hotbed.host.ahead import run_all
-from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder
+from hotbed.host.atomic import flush_tree, make_folder, put_folder, rewriting
 
 AT_ONCE = 4  # files that travel side by side
 _PIECE = 8 << 20
@@ -77,17 +75,7 @@ def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat])
 
 def fetch_file(remote: RemotePath, local: Path, stat: FileStat) -> None:
     """Bring one object to a local file, in one step."""
-    temporary = local.with_name(local.name + ".tmp")
     make_folder(local.parent)
-    try:
-        with temporary.open("wb") as file:
-            for begin in range(0, stat.st_size, _PIECE):
-                file.write(remote.store.read(remote.key, begin, min(begin + _PIECE, stat.st_size), stat.st_size))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, local)
-        flush_to_disk(local.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with rewriting(local) as temporary, temporary.open("wb") as file:
+        for begin in range(0, stat.st_size, _PIECE):
+            file.write(remote.store.read(remote.key, begin, min(begin + _PIECE, stat.st_size), stat.st_size))

@@ -39,8 +39,8 @@ from hotbed.host.devices import pick_device
 from hotbed.host.threads import num_cores
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
-from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.fit import rows_of_batch
 from hotbed.tables.spec import Table
 from hotbed.train.build import Sketch, compiled_step, dense_optimizer, model_of, train_loader
 from hotbed.train.interval import Interval

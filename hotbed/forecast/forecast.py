@@ -24,10 +24,10 @@ from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_
 from hotbed.host.devices import pick_device
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
-from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
-from hotbed.sizing.fit import BatchSample, model_problems, table_problems, too_small
 from hotbed.store import tiered
 from hotbed.store.ssd.format import RECORD_HEAD
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
+from hotbed.tables.sizing.fit import BatchSample, model_problems, table_problems, too_small
 from hotbed.train.build import model_of
 
 

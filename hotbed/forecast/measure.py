@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from hotbed.cache import Cache, make_policy
 from hotbed.errors import StoreError
 from hotbed.host.memory import in_words
-from hotbed.sizing.budget import Room, parse_ssd
 from hotbed.store.ssd.format import RECORD_HEAD
 from hotbed.store.ssd.store import SEGMENTS
+from hotbed.tables.sizing.budget import Room, parse_ssd
 from hotbed.train.build import Sketch
 
 _BYTES = 32 << 20

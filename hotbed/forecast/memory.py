@@ -1,8 +1,8 @@
 """Settings -> bytes of every tier and of the workspace.
 
-Rows and their index are exact: budgets count the same bytes (sizing/budget.py). The rest of the device memory is batches ahead,
-vectors with their gradients, the model with gradients and optimizer state, and the workspace of kernels, which the calibration
-measures.
+Rows and their index are exact: budgets count the same bytes (tables/sizing/budget.py). The rest of the device memory is
+batches ahead, vectors with their gradients, the model with gradients and optimizer state, and the workspace of kernels, which
+the calibration measures.
 
 Shapes: S slots, L lookups of a batch, T cells of the index.
 """

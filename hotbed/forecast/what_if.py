@@ -18,7 +18,8 @@ from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.traffic import simulate_run
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import available_memory, in_words, typed
-from hotbed.run.config import ROW_RATES, RunConfig, raise_problems
+from hotbed.run.config import ROW_RATES, RunConfig
+from hotbed.run.config_check import raise_problems
 from hotbed.run.run_file import compose
 
 PATHS = {

@@ -8,13 +8,15 @@ weights of 16 bits stand two in a word, an odd one next to zeros.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.host.pages import advise_huge
 from hotbed.optim import RowOptimizer
+from hotbed.types import TableShape
 
 Precision = Literal["fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -71,6 +73,18 @@ class Layout(NamedTuple):
 def layout_of(dim: int, optimizer: RowOptimizer, precision: Precision = "fp32") -> Layout:
     """The layout of records of `dim` weights under an optimizer."""
     return Layout(dim, optimizer.rule.element_states, optimizer.rule.row_states, precision)
+
+
+def saved_layout(shape: TableShape) -> Layout:
+    """The layout of a table's records in its files."""
+    by_element = tuple(state for state, width in shape.states.items() if width == shape.dim and shape.dim > 1)
+    by_row = tuple(state for state in shape.states if state not in by_element)
+    return Layout(shape.dim, by_element, by_row, cast(Precision, shape.precision))
+
+
+def as_numpy(tensor: Tensor) -> NDArray[Any]:
+    """A view; numpy has no bf16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def empty_records(num_rows: int, layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from hotbed.errors import ConfigError
 from hotbed.host.threads import share_cores
@@ -28,10 +27,9 @@ from hotbed.parallel.exchange import Pooled, RankExchange, SharingOptions
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import RankOrder
 from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
-from hotbed.tables.keyed import KeyedJagged
+from hotbed.tables.lookup import Bags, Ids, Vectors
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.types import Jagged
 
 _LOG = logging.getLogger("hotbed.parallel")
 _ALIKE = ("seed", "precision")  # options that must be the same on all ranks
@@ -96,9 +94,7 @@ class ShardedTables(EmbeddingTables):
         self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
         self.exchange = self.ranks
 
-    def _looked_up(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
-    ) -> Tensor | dict[str, Tensor]:
+    def _looked_up(self, ids: Ids, bags: Bags) -> Vectors:
         """The vectors of this rank's part of a batch; see EmbeddingTables."""
         if self.ranks is None:
             return super()._looked_up(ids, bags)

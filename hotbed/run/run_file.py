@@ -9,7 +9,8 @@ from typing import Any
 
 from hotbed.errors import ConfigError
 from hotbed.files.uri import clean_uri
-from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig, flatten, from_flat, shown, unknown
+from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig
+from hotbed.run.config_check import flatten, from_flat, shown, unknown
 
 
 def compose(

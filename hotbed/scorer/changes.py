@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.checkpoint.chain import Entry
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import StoreError
 from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.checkpoints import weights_of
@@ -27,6 +26,7 @@ from hotbed.scorer.kernels import EMPTY, Overlay
 from hotbed.scorer.live import Budget, LiveModel, Version, build_dense
 from hotbed.scorer.scratch import scratch_file, write_all
 from hotbed.scorer.source import ModelSource
+from hotbed.types import RowPart
 
 _AT_ONCE = 1 << 14  # rows read back
 

@@ -27,16 +27,16 @@ from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import TYPES, check_sizes, gone_of, tensors_of
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY
-from hotbed.checkpoint.types import RowPart
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError, RunError
 from hotbed.ops.shard import Shard
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
 from hotbed.run.model_card import card_of
 from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.snapshot.snapshot import thawed
+from hotbed.types import RowPart
 
 _WANTED = {"id": "id", "vector": "weight", "row": "row", "shared": "shared"}  # the last two of dynamic ids
 

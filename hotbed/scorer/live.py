@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hotbed.checkpoint.types import RowPart
 from hotbed.data.raw_reader import read_vocabulary
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, IdError, RunError
@@ -41,7 +40,7 @@ from hotbed.scorer.rows import FileRows, RowSpace
 from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
 from hotbed.tables.outputs import split_of
-from hotbed.types import Batch
+from hotbed.types import Batch, RowPart
 
 _CPU = torch.device("cpu")
 _IDS_SHARE = 8  # id lists that take more than this part of memory are in files

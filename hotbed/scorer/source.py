@@ -24,7 +24,6 @@ from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import newest_in
-from hotbed.checkpoint.types import RowPart
 from hotbed.data.schema import Schema
 from hotbed.errors import RunError
 from hotbed.run.export_format import EXPORT, Export, ExportedTable, Tensors, is_export, read_export
@@ -33,6 +32,7 @@ from hotbed.run.folder import read_json
 from hotbed.run.model_card import no_model, read_card
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
 from hotbed.scorer.rows import ModelRowFile
+from hotbed.types import RowPart
 
 _KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE, "I8": INT8_FILE}
 _CHUNK = 1 << 16  # rows of an export that are read at a time

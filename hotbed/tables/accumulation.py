@@ -10,15 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
-from hotbed.tables.inputs import BatchInputs
+from hotbed.tables.autograd import SCALED_RANKS
+from hotbed.tables.inputs import BatchInputs, Feature
 from hotbed.tables.torch_hooks import ScaledBackward, scaled_pass
 from hotbed.types import Jagged
+
+
+class AccumulatingTables(Protocol):
+    """EmbeddingTables, as far as this needs them."""
+
+    features: list[Feature]
+    num_updates: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are looked up."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether backward moves rows."""
+
+
+LookUp = Callable[[Tensor, dict[str, Jagged]], Tensor | dict[str, Tensor]]  # a batch of ids and bags -> its vectors
 
 
 @dataclass
@@ -99,6 +123,29 @@ class Accumulation:
         """All vectors that have a gradient."""
         return [leaf for part in self.in_order() for leaf in part.leaves.values() if leaf.grad is not None]
 
+    def step(self, tables: AccumulatingTables, look_up: LookUp) -> bool:
+        """Move rows by the gradients of the batches that wait; whether there were any and none overflowed."""
+        if not self.parts and not tables.is_shared:
+            return False
+        if not tables.learns:
+            raise HotbedError(
+                "gradients wait, and tables.eval() or requires_grad_(False) keeps rows as they are: call tables.train() or "
+                "tables.requires_grad_(True) before tables.step(), or drop the gradients with tables.zero_grad()"
+            )
+        if tables.is_shared and any(part.scaled is not None for part in self.parts.values()):
+            raise HotbedError(SCALED_RANKS)
+        parts, before, is_done = self.take(), tables.num_updates, False
+        try:
+            is_moved = _step_on(parts, tables, look_up)
+            is_done = True
+        finally:
+            if is_done or tables.num_updates > before:
+                for part in parts:
+                    part.forget()
+            else:  # refused, and no row has moved
+                self.give_back(parts)
+        return is_moved
+
     def forget(self) -> None:
         """Drop all gradients."""
         for part in self.take():
@@ -117,6 +164,22 @@ class Accumulation:
     def in_order(self) -> list[Part]:
         """The batches that wait, in the order of their calls."""
         return [self.parts[number] for number in sorted(self.parts)]
+
+
+def _step_on(parts: Sequence[Part], tables: AccumulatingTables, look_up: LookUp) -> bool:
+    """One training step on all these batches, unless one overflowed. Hooks do not see it: they have seen each of them."""
+    unscaled = [part.unscale(tables) for part in parts]  # of all, so that the scaler knows
+    if not all(unscaled):
+        return False
+    names = [feature.name for feature in tables.features]
+    nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=tables.device)
+    with torch.enable_grad():
+        out = look_up(*joined(parts, names, nothing))
+    moving = [pair for pair in gradients(parts, out) if pair[0].requires_grad]  # frozen tables have none
+    if moving:
+        vectors, grads = zip(*moving)
+        torch.autograd.backward(vectors, grads)
+    return bool(parts)
 
 
 def _copy_of(given: BatchInputs) -> BatchInputs:

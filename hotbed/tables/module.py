@@ -8,7 +8,6 @@ model does not see them. Rows change only in train mode (`tables.train()`), unde
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
-from hotbed.checkpoint.chain import forget
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.host.memory import parse_bytes
 from hotbed.ids import IdCounts
@@ -31,27 +28,30 @@ from hotbed.ops.shard import WHOLE, Shard
 from hotbed.ops.streams import mark
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_factor, as_schedule
-from hotbed.sizing.budget import Budgets, rooms_of
-from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
-from hotbed.tables.accumulation import Accumulation, Part, gradients, joined
-from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookupFunction, Step
+from hotbed.store.history import begin_history
+from hotbed.tables.accumulation import Accumulation
+from hotbed.tables.autograd import SCALED_RANKS, Front
 from hotbed.tables.clipping import clip_together
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import BatchInputs, GroupInputs, read_inputs
+from hotbed.tables.group.make import groups_of
+from hotbed.tables.inputs import GroupInputs, read_inputs
 from hotbed.tables.keyed import KeyedJagged
-from hotbed.tables.outputs import split_of
-from hotbed.tables.ownership import Ownership, PreparedBatch
+from hotbed.tables.lookup import Bags, BatchLookup, Ids, Vectors
+from hotbed.tables.ownership import Ownership
 from hotbed.tables.rates import RowRates
 from hotbed.tables.recorded import RecordedLookups
+from hotbed.tables.sizing.budget import Budgets, rooms_of
+from hotbed.tables.sizing.fit import sizes_of
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
-from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of, own_rooms
-from hotbed.tables.torch_hooks import eager, is_recomputed, listen, refuse_average, refuse_tracing
-from hotbed.tables.transaction import REFUSALS, exclusive
+from hotbed.tables.spec import Output, Table, features_of, output_of, own_rooms
+from hotbed.tables.state_dict import load_columns, save_columns
+from hotbed.tables.torch_hooks import eager, listen, refuse_average
+from hotbed.tables.transaction import exclusive
 from hotbed.telemetry.clock import StepClock
-from hotbed.types import Jagged
+from hotbed.types import Jagged, RowPart
 
 __all__ = ["EmbeddingTables", "Table"]
 
@@ -125,7 +125,6 @@ class EmbeddingTables(nn.Module):
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
         for group in self.groups:
             group.initialise(seed)
-        self._translates = any(group.keyspace.is_dynamic for group in self.groups)
         self.group_inputs = [
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
@@ -133,8 +132,6 @@ class EmbeddingTables(nn.Module):
         self.exchange: Exchange = LocalExchange(self.groups, self.group_inputs)
         self._begin()
         self.schedule = as_schedule(self.optimizer.lr)
-        # autograd calls backward only for functions of something that requires a gradient
-        self._trigger = torch.zeros(0, requires_grad=True, dtype=torch.float32, device="cpu")
 
     def _begin(self) -> None:
         """What belongs to this process and this object alone: a copy has its own."""
@@ -142,8 +139,7 @@ class EmbeddingTables(nn.Module):
         self.changes = self.ownership.changes
         for group in self.groups:
             group.changes = self.changes
-        self._recorded = None if self.caches else RecordedLookups(self)
-        self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
+        self._lookup = BatchLookup(self.groups, None if self.caches else RecordedLookups(self))
         self.scratch = Scratch()
         self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
 
@@ -163,7 +159,7 @@ class EmbeddingTables(nn.Module):
                 "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
             )
         self.claim()
-        ours = ("ownership", "_recorded", "_unchecked", "clock", "scratch")
+        ours = ("ownership", "_lookup", "clock", "scratch")
         kept = {name: value for name, value in self.__dict__.items() if name not in ours}
         return kept | {"_rates": None} | {"accumulation": None if self.accumulation is None else Accumulation()}
 
@@ -256,49 +252,9 @@ class EmbeddingTables(nn.Module):
             return self._accumulated(ids, bags)
         return self._looked_up(ids, bags)
 
-    def _looked_up(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
-    ) -> Tensor | dict[str, Tensor]:
+    def _looked_up(self, ids: Ids, bags: Bags) -> Vectors:
         """The vectors of a batch; their gradient moves rows, if rows learn."""
-        refuse_tracing()
-        with self.changes.lock:
-            planned = self.ownership.find(ids, bags)
-            if planned is None and self._recorded is not None:
-                planned = self._recorded.find(ids, bags)
-            learning = torch.is_grad_enabled() and self.learns
-            teaches = learning and not (self._translates and is_recomputed())  # dynamic ids count once in a batch
-            if planned is None or (planned.ahead is not None and not self._still_holds(planned, teaches)):
-                given = read_inputs(self.features, ids, bags, self.device)  # of ids read ahead there is nothing else
-            else:
-                given = planned.given
-            self._check_ids()
-            step = Step(self)
-            vectors: dict[str, Tensor] = {}
-            all_lookups = self._prepared(given, planned, teaches)
-            for group, inputs, lookups, plain in zip(self.exchange.fronts, self.group_inputs, all_lookups, self.groups):
-                moves = learning and not plain.is_frozen
-                if lookups.ticket is None and lookups.check is not None:
-                    self._unchecked.append(lookups.check)
-                is_block = self.output != "dict" and len(self.groups) == 1
-                cut = None if is_block else split_of(inputs.features, given)
-                weighted = lookups.scale is not None and lookups.scale.requires_grad
-                if moves or (weighted and torch.is_grad_enabled()):
-                    call = Call(group, lookups, inputs.tables, step, moves, cut)
-                    out: Any = LookupFunction.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
-                else:
-                    scale = None if lookups.scale is None else lookups.scale.detach()
-                    block = group.lookup(lookups._replace(scale=scale))
-                    out = block if cut is None else cut.split(block)
-                if cut is None:
-                    shape = (len(inputs.features), group.layout.dim)
-                    whole: Tensor = out.view(given.size, *(shape if self.output == "stack" else (math.prod(shape),)))
-                    return whole
-                vectors |= zip(cut.names, out)
-            if self.output == "concat":
-                return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
-            if self.output == "stack":
-                return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
-            return {feature.name: vectors[feature.name] for feature in self.features}
+        return self._lookup.vectors(self, ids, bags)
 
     def accumulate(self, mode: bool = True) -> EmbeddingTables:
         """From now on backward collects gradients, and rows move in `step()`: together, as those of one larger batch.
@@ -333,42 +289,7 @@ class EmbeddingTables(nn.Module):
         """
         if self.accumulation is None:
             raise HotbedError("rows move in backward; tables.accumulate() lets step() move them instead")
-        accumulation = self.accumulation
-        if not accumulation.parts and not self.is_shared:
-            return False
-        if not self.learns:
-            raise HotbedError(
-                "gradients wait, and tables.eval() or requires_grad_(False) keeps rows as they are: call tables.train() or "
-                "tables.requires_grad_(True) before tables.step(), or drop the gradients with tables.zero_grad()"
-            )
-        if self.is_shared and any(part.scaled is not None for part in accumulation.parts.values()):
-            raise HotbedError(SCALED_RANKS)
-        parts, before, is_done = accumulation.take(), self.num_updates, False
-        try:
-            is_moved = self._step_on(parts)
-            is_done = True
-        finally:
-            if is_done or self.num_updates > before:
-                for part in parts:
-                    part.forget()
-            else:  # refused, and no row has moved
-                accumulation.give_back(parts)
-        return is_moved
-
-    def _step_on(self, parts: list[Part]) -> bool:
-        """One training step on all these batches, unless one overflowed. Hooks do not see it: they have seen each of them."""
-        unscaled = [part.unscale(self) for part in parts]  # of all, so that the scaler knows
-        if not all(unscaled):
-            return False
-        names = [feature.name for feature in self.features]
-        nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=self.device)
-        with torch.enable_grad():
-            out = self._looked_up(*joined(parts, names, nothing))
-        moving = [pair for pair in gradients(parts, out) if pair[0].requires_grad]  # frozen tables have none
-        if moving:
-            vectors, grads = zip(*moving)
-            torch.autograd.backward(vectors, grads)
-        return bool(parts)
+        return self.accumulation.step(self, self._looked_up)
 
     def clip_grad_norm(self, max_norm: float, parameters: Iterable[Tensor] = ()) -> Tensor:
         """Clip the gradients that wait for a step, and those of `parameters`, by their common norm; returns that norm.
@@ -408,9 +329,7 @@ class EmbeddingTables(nn.Module):
             raise HotbedError(SCALED_RANKS)
         return [{"params": [] if self.accumulation is None else self.accumulation.leaves}]
 
-    def _accumulated(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
-    ) -> Tensor | dict[str, Tensor]:
+    def _accumulated(self, ids: Ids, bags: Bags) -> Vectors:
         assert self.accumulation is not None
         given = read_inputs(self.features, ids, bags, self.device)
         with torch.no_grad():
@@ -532,7 +451,7 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def load_rows(self, parts: Iterable[RowPart]) -> None:
         """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
-        forget(self)
+        begin_history(self)
         TablesSink(self).replace(parts)
 
     @exclusive
@@ -559,44 +478,6 @@ class EmbeddingTables(nn.Module):
         rows = sum(table.rows or 0 for table in self.tables.values())
         return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
 
-    def _still_holds(self, planned: PreparedBatch, learns: bool) -> bool:
-        """Whether ids would become the same keys in a call now."""
-        return all(group.keyspace.fits(each.origin, learns) for group, each in zip(self.groups, planned.lookups))
-
-    def _prepared(self, given: BatchInputs, planned: PreparedBatch | None, learns: bool) -> list[Lookups]:
-        """The lookups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
-        self.changes.check()
-        if planned is not None and (not self._translates or self._still_holds(planned, learns)):
-            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
-        elif not self._translates:
-            wished = self.exchange.wishes(given, self.exchange.settle(given, planned), learns)
-            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
-        else:
-            again = [group.keyspace.asks_again() for group in self.groups]
-            self.ownership.claim(drop=learns or any(again))
-            lookups = self._learned(given, self.exchange.settle(given, planned), learns)
-        if learns and self._translates:
-            for group in self.groups:
-                group.keyspace.count()
-        return self.exchange.calls(lookups, planned)
-
-    def _learned(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
-        """As `_prepared`, for dynamic ids: they are translated and their rows brought in, or nothing is learned."""
-        with self.changes.changing("looking a batch up"):
-            if learns:
-                self._take_back()  # of a call that was interrupted
-            try:
-                wished = self.exchange.wishes(given, settled, learns)
-                return [group.residency.placed(each, learns) for group, each in zip(self.groups, wished)]
-            except REFUSALS:
-                if learns:
-                    self._take_back()
-                raise
-
-    def _take_back(self) -> None:
-        for group in self.groups:
-            group.residency.take_back()
-
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Lookups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
@@ -605,24 +486,12 @@ class EmbeddingTables(nn.Module):
 
     def stop_recording(self, *, feeds: bool = False) -> None:
         """Look every batch up launch by launch; with `feeds`, those of `hotbed.prefetch` are planned so, too."""
-        self._recorded = None
+        self._lookup.stop_recording()
         self.ownership.records = not feeds
-
-    def _check_ids(self) -> None:
-        """Raise for a bad id of the batch before; its rows were not updated."""
-        if self._unchecked:
-            checks = self._unchecked.copy()
-            self._unchecked.clear()
-            for check in checks:
-                check()
 
     def claim(self) -> None:
         """Before anything reads or writes all rows."""
-        self._check_ids()
-        if self._recorded is not None:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            self._recorded.check()
+        self._lookup.check(self.device)
         self.ownership.claim()
 
     def group_of(self, table: str) -> TableGroup:
@@ -644,26 +513,13 @@ class EmbeddingTables(nn.Module):
                     "and use torch.autocast for its products"
                 )
             group.move(fn)
-        if self._recorded is not None:
-            self._recorded.forget()
+        self._lookup.rows_moved()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     @exclusive
-    def _named_columns(self, *, writable: bool) -> dict[str, Tensor]:
-        """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `writable`: for writing."""
-        self.claim()
-        columns: dict[str, Tensor] = {}
-        for group in self.groups:
-            for table in group.members:
-                found = group.writable(table) if writable else group.columns(table)
-                columns |= {f"{table}.{name}": column for name, column in found.items()}
-        return columns
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination |= {prefix + name: column for name, column in self._named_columns(writable=True).items()}
-        destination[prefix + "num_updates"] = torch.tensor(self.num_updates, device="cpu")
-        destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64, device="cpu")
+        save_columns(self, destination, prefix)
 
     @exclusive
     def _load_from_state_dict(
@@ -676,26 +532,6 @@ class EmbeddingTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        with self.changes.loading(self.claim, (), whole=True):
-            columns = self._named_columns(writable=False)
-        fitting: dict[str, dict[str, Tensor]] = {}
-        for name, column in columns.items():
-            saved = state_dict.get(prefix + name)
-            if saved is None:
-                missing_keys.append(prefix + name)
-            elif saved.shape != column.shape:
-                error_msgs.append(f"{prefix + name} is {list(saved.shape)}, but the table has {list(column.shape)}")
-            else:
-                table, _, part = name.rpartition(".")
-                fitting.setdefault(table, {})[part] = saved
-        counters = {"num_updates", "lr_factor"}
-        missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
-        is_whole = sum(len(parts) for parts in fitting.values()) == len(columns)
-        with self.changes.loading(self.claim, fitting, whole=is_whole):
-            for table, saved_columns in fitting.items():
-                self.group_of(table).load(table, saved_columns)
-            self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
-            self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
+        known = load_columns(self, state_dict, prefix, missing_keys, error_msgs)
         if strict:
-            known = {prefix + name for name in (*columns, *counters)}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]

@@ -1,4 +1,4 @@
-"""Tables as a user declares them: checked, and made into features, an output form and groups."""
+"""Tables as a user declares them: checked, and made into features and an output form."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from hotbed.cache import POLICIES
 from hotbed.errors import ConfigError
-from hotbed.ids import Admit, Expire, TableRules
+from hotbed.ids import Admit, Expire
 from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Budgets, Room
-from hotbed.sizing.fit import OwnSettings, members_by_group
-from hotbed.tables.group.group import TableGroup
-from hotbed.tables.group.keyspace import Member
-from hotbed.tables.group.make import make_group
 from hotbed.tables.inputs import Feature
+from hotbed.tables.sizing.budget import Budgets, Room
+from hotbed.tables.sizing.fit import OwnSettings, members_by_group
 
 Pooling = Literal["sum", "mean", "none"]
 Output = Literal["auto", "stack", "dict", "concat"]
@@ -232,41 +227,3 @@ def output_of(output: Output, tables: dict[str, Table], features: list[Feature])
     if output != "dict" and sequences:
         raise ConfigError(f"output {output!r} cannot hold sequence features ({', '.join(sequences)}). Use 'dict'.")
     return output
-
-
-def groups_of(
-    tables: dict[str, Table],
-    optimizer: RowOptimizer,
-    device: torch.device,
-    rooms: Sequence[Room],
-    policy: str,
-    precision: Precision,
-    shard: Shard,
-) -> list[TableGroup]:
-    """Tables of one dim and the same settings share a group; those of dynamic ids have groups of their own."""
-    groups: list[TableGroup] = []
-    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
-        own, rows_by = kind.own, kind.optimizer(optimizer)
-        if room.num_slots is not None and rows_by.decay_scope == "table":
-            raise ConfigError(
-                "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
-            )
-        members, base = [], 0
-        for name, table in named.items():
-            rules = TableRules(table.admit, table.expire, table.padding_id) if kind.dynamic else None
-            members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
-            base += table.rows or 0
-        made = make_group(
-            members,
-            kind.dim,
-            rows_by,
-            device,
-            room,
-            policy=(own and own.policy) or policy,
-            precision=kind.precision(precision),
-            shard=shard,
-            own=members[0].name if own else "",
-            is_frozen=own is not None and own.frozen,
-        )
-        groups.append(made)
-    return groups

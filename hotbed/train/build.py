@@ -28,10 +28,12 @@ from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
+from hotbed.run.config import RunConfig, TrainConfig
+from hotbed.run.config_check import check, raise_problems
 from hotbed.run.model_card import card_of, id_problems, ids_of_train, model_settings, rows_of_unseen, table_specs
-from hotbed.sizing.budget import Budgets
-from hotbed.sizing.fit import (
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.budget import Budgets
+from hotbed.tables.sizing.fit import (
     Amounts,
     BatchSample,
     amounts_of,
@@ -41,7 +43,6 @@ from hotbed.sizing.fit import (
     table_problems,
     too_small,
 )
-from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.breakdown import Breakdown
@@ -58,9 +59,10 @@ from hotbed.train.build_ranks import (
     tables_of,
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
-from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training, TrainLoader
+from hotbed.train.loop import Training
 from hotbed.train.loss import task_loss
 from hotbed.train.run import Subject, cache_sizes
+from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
 from hotbed.train.step import Learner
 from hotbed.train.step_recording import Loss
 

@@ -28,8 +28,8 @@ from hotbed.parallel.shard_front import TrafficType
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
-from hotbed.sizing.budget import parse_ssd
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.budget import parse_ssd
 from hotbed.tables.spec import Table
 
 _PACKAGES = ("torch", "numpy", "numba", "pyarrow")

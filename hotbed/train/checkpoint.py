@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
+from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.follow import Follower
 from hotbed.train.interval import Interval
+from hotbed.train.model_folder import load_weights, save_weights, send_weights
 from hotbed.train.ranks import join_states, load_all
 from hotbed.train.step import Learner
 
@@ -188,3 +191,41 @@ def _reseed(rank: int) -> None:
     """Another stream of random numbers for every rank but the first."""
     for _ in range(rank):
         torch.manual_seed(int(torch.randint(1 << 62, (), device="cpu")))
+
+
+class BestWeights:
+    """The weights of the best evaluation so far, in `best/STEP` of the run; a checkpoint names those that it needs."""
+
+    def __init__(self, run: Path, world: World) -> None:
+        self._run, self._world = run, world
+
+    def exist(self, progress: Progress) -> bool:
+        """Whether the best weights so far were written; asked by all ranks."""
+        return self._world.from_first(self._folder(progress).is_dir())
+
+    def check(self, progress: Progress) -> None:
+        """Raise unless they are there as they were written."""
+        check_folder(self._folder(progress))
+
+    def save(self, progress: Progress, learner: Learner) -> None:
+        """Write the weights as they are, which are the best so far."""
+        if self._world.is_first:
+            write_folder(self._folder(progress), lambda folder: save_weights(folder, learner, self._world))
+        else:
+            send_weights(learner, self._world)
+
+    def load(self, progress: Progress, learner: Learner) -> None:
+        """Put them in place of the last ones."""
+        load_weights(self._folder(progress), learner.model, learner.tables)
+
+    def tidy(self, progress: Progress) -> None:
+        """After a checkpoint: remove those that no checkpoint names."""
+        if not self._world.is_first:
+            return
+        named = {str(step) for step in best_steps(self._run)} | {self._folder(progress).name}
+        for folder in (self._run / "best").glob("*"):
+            if folder.name not in named:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, progress: Progress) -> Path:
+        return self._run / "best" / str(progress.best.step if progress.best else 0)

@@ -12,94 +12,32 @@ A run that follows a log (follow.py) has a loader without a last batch: it yield
 from __future__ import annotations
 
 import math
-import shutil
-import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import torch
 
 from hotbed.checkpoint import Policy
-from hotbed.data.dataset import Dataset
-from hotbed.data.loader.loader import Dealt, Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
-from hotbed.host.compiling import compile_seconds
 from hotbed.models.base_rate import mean_shift, output_bias, training_shift
-from hotbed.optim import Schedule
-from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.breakdown import Breakdown
-from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
+from hotbed.train.checkpoint import BestWeights, checkpoint_root, has_checkpoint, load_checkpoint, state_of
 from hotbed.train.evaluation import NO_BREAKDOWN, Evaluation, evaluate
 from hotbed.train.first_use import load_cuda, load_kernels, load_reader, make_pages
 from hotbed.train.follow import Follower, hour_lines
 from hotbed.train.interval import Interval
-from hotbed.train.model_folder import load_weights, save_weights, send_weights
 from hotbed.train.ranks import RankSaver, first_bad, summary_of
+from hotbed.train.run_clock import RunClock
+from hotbed.train.settings import LearningCourse, Loaders, StepIntervals
 from hotbed.train.step import Learner
 from hotbed.train.watch import Ids, Watch, ids_of
 from hotbed.types import Batch
 
 INTERRUPTED = "interrupted"
-_KEPT_RATES = 10_000  # lines whose speed is remembered
-
-
-class TrainLoader(Protocol):
-    """The batches that a run trains on: a split of a dataset, or a log that is followed."""
-
-    batch_size: int
-    num_rows: int  # 0: not known
-
-    @property
-    def dataset(self) -> Dataset:
-        """Which gives columns, vocabularies and held-out splits."""
-
-    @property
-    def described(self) -> str:
-        """For the first line of a run."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch; 0: there is no end."""
-
-    def size_of(self, batch: int) -> int:
-        """Samples of a batch, of all ranks together."""
-
-    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
-        """The batches of an epoch from one on; of a log, those that are there."""
-
-
-class Loaders(NamedTuple):
-    """The splits of one run; `held_out` has valid and test where the dataset does."""
-
-    train: TrainLoader
-    held_out: dict[str, Loader]
-
-
-class StepIntervals(NamedTuple):
-    """How long and how often, in steps; 0 is off (eval_every 0: after each epoch)."""
-
-    epochs: int
-    max_steps: int
-    log_every: int
-    eval_every: int
-    checkpoint_every: int
-    full_every: int = 8  # checkpoints of which one holds all rows
-    keep: int = 2  # checkpoints that stay, with all they need
-
-
-class LearningCourse(NamedTuple):
-    """What the learning rates do, and when to give up."""
-
-    schedule: Schedule  # of the factor on both learning rates
-    plateau_factor: float
-    patience: int
-    keep_best: bool
-    recalibrate: bool = False
 
 
 class Training:
@@ -138,16 +76,8 @@ class Training:
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
         self._last_storage: Record | None = None  # that of the last step, then
-        self._session_since = self._running_since = time.perf_counter()
-        self._compiled_before = compile_seconds()
-        self._seconds_before = 0.0
-        self._line_seconds = 0.0
-        self._rates: deque[float] = deque(maxlen=_KEPT_RATES)  # samples/s of the lines that this session wrote
-
-    @property
-    def steady_rate(self) -> float | None:
-        """Samples/s between log lines: the median without the first, in which kernels are loaded and steps recorded."""
-        return statistics.median(list(self._rates)[1:]) if len(self._rates) > 2 else None
+        self.clock = RunClock(learner.device)
+        self._best = BestWeights(run, self.world)
 
     @property
     def total_steps(self) -> int:
@@ -180,11 +110,10 @@ class Training:
                 f"{data.path} is not what {self.run} was trained on: its ids, columns or rows have changed. "
                 "Start a new run, or bring the old dataset back."
             )
-        self._seconds_before = self.progress.seconds
-        self._line_seconds = self.progress.train_seconds
+        self.clock.continue_from(self.progress)
         best = self.progress.best
         if self.course.keep_best and best is not None and best.step != self.progress.step:
-            check_folder(self._best_folder())
+            self._best.check(self.progress)
 
     def reason_to_end(self) -> str | None:
         """Why there is no further step, if so."""
@@ -207,14 +136,13 @@ class Training:
             load_cuda(self.learner.device)
         load_reader(self.loaders.train.dataset)
         self.observer.begin(self.progress, self.total_steps)
-        self._session_since = time.perf_counter()
-        self._go_on()
+        self.clock.begin()
         with self._watch.aside():
             self.learner.warm()
         self._watch.begin()
         best = self.progress.best
         here = best is not None and best.step == self.progress.step
-        if here and not self.world.from_first(self._best_folder().is_dir()):
+        if here and not self._best.exist(self.progress):
             self._save_best()  # the run had ended here; it will leave these weights behind
         self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
         if self.follower is not None:
@@ -243,7 +171,7 @@ class Training:
             self._write_line()
         if self.follower is not None and reason != INTERRUPTED:
             self._write_hours(self.follower.last_hours())
-        self._pause()
+        self.clock.pause(self.progress)
         assert reason is not None
         return reason
 
@@ -256,21 +184,21 @@ class Training:
         if due_by_step or (self.follower is not None and self.follower.is_due()):
             self.save(wait=False)
         if self._saver.poll():
-            self._tidy()
+            self._best.tidy(self.progress)
         return False
 
     def _wait_for_more(self, stop: Callable[[], bool]) -> None:
         """All that has arrived of a log is trained: wait for the next part of it."""
         if self.follower is None or self.reason_to_end() is not None:
             return
-        self._pause()
+        self.clock.pause(self.progress)
         self.follower.wait(self.progress.step, stop, self.save)
-        self._go_on()
+        self.clock.go_on()
 
     def save(self, wait: bool = True) -> None:
         """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
         self.world.stage(f"checkpoint of step {self.progress.step}")
-        self._pause()
+        self.clock.pause(self.progress)
         self._refuse_bad_loss()
         self.world.stage(f"writing the checkpoint of step {self.progress.step}", alone=wait)
         self.log.flush_to_disk()
@@ -283,8 +211,8 @@ class Training:
         if wait:
             self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
-            self._tidy()
-        self._go_on()
+            self._best.tidy(self.progress)
+        self.clock.go_on()
 
     def _save_last(self, reason: str | None) -> None:
         """Where the disk has no room for the last checkpoint, it may have some for the model, which is smaller."""
@@ -311,15 +239,6 @@ class Training:
     def num_failed_checkpoints(self) -> int:
         """Those that the disk refused while training went on."""
         return self._saver.num_failed + bool(self.unsaved)
-
-    def _tidy(self) -> None:
-        """After a checkpoint: remove best weights that none of them names, and the checkpoint of an older format."""
-        if not self.world.is_first:
-            return
-        named = {str(step) for step in best_steps(self.run)} | {self._best_folder().name}
-        for folder in (self.run / "best").glob("*"):
-            if folder.name not in named:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""
@@ -348,9 +267,9 @@ class Training:
             return
         last = self.evaluate_split("valid", stop)
         if last is not None and not last.metrics.auc > best.auc:
-            check_folder(self._best_folder())
+            self._best.check(self.progress)
             self._last_storage = self.storage()
-            load_weights(self._best_folder(), self.learner.model, self.learner.tables)
+            self._best.load(self.progress, self.learner)
             self._restored = best
 
     def recalibrate(self, stop: Callable[[], bool]) -> None:
@@ -414,16 +333,13 @@ class Training:
 
     def _write_line(self) -> None:
         """Close the interval with a line."""
-        self._pause()
+        self.clock.pause(self.progress)
         self._refuse_bad_loss()
         if self.follower is not None:
             self.follower.hours.drain()
         summary = summary_of(self._interval, self.world)
         factor = self.learner.tables.lr_factor
-        seconds = self.progress.train_seconds - self._line_seconds
-        self._line_seconds = self.progress.train_seconds
-        rate = summary.samples / seconds if seconds > 0 else None
-        self._rates.extend([] if rate is None else [rate])
+        seconds, rate = self.clock.end_line(self.progress, summary.samples)
         self._interval = Interval()
         self._write(
             {
@@ -443,7 +359,7 @@ class Training:
             self._write(line)
 
     def _write(self, record: Record) -> None:
-        record["seconds"] = self._clock()
+        record["seconds"] = self.clock.read(self.progress)
         self.log.write(record)
         self.observer.record(record)
 
@@ -457,12 +373,12 @@ class Training:
         progress = self.progress
         if not self._is_due():
             return
-        self._pause()
+        self.clock.pause(self.progress)
         found = self.evaluate_split("valid", stop)
         if found is not None:
             progress.evaluated_step = progress.step
             self._judge(found.metrics.auc)
-        self._go_on()
+        self.clock.go_on()
 
     def _judge(self, auc: float) -> None:
         """Is it the best so far? If not, slow down, and count."""
@@ -475,18 +391,12 @@ class Training:
             progress.stale += 1
             progress.plateau *= self.course.plateau_factor
 
-    def _best_folder(self) -> Path:
-        return self.run / "best" / str(self.progress.best.step if self.progress.best else 0)
-
     def _save_best(self) -> None:
         if not self.course.keep_best:
             return
         self.world.stage("writing the best weights")
         with self._watch.aside():
-            if self.world.is_first:
-                write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner, self.world))
-            else:
-                send_weights(self.learner, self.world)
+            self._best.save(self.progress, self.learner)
 
     def _refuse_bad_loss(self) -> None:
         offset = first_bad(self._interval, self.world)
@@ -501,20 +411,3 @@ class Training:
             f"the loss is no longer a number at step {step}: training has diverged. Lower tables.lr or dense.lr, set "
             f"tables.clip_norm, warm up (train.schedule=warmup), or look for huge dense features.{way_back}"
         )
-
-    def _go_on(self) -> None:
-        """Start the clock of training proper."""
-        self._running_since, self._compiled_before = time.perf_counter(), compile_seconds()
-
-    def _pause(self) -> None:
-        """Stop it, and start it anew: it leaves out evaluations and checkpoints, and kernels that were compiled meanwhile."""
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
-        seconds = time.perf_counter() - self._running_since
-        self.progress.train_seconds += max(seconds - (compile_seconds() - self._compiled_before), 0.0)
-        self._go_on()
-        self._clock()
-
-    def _clock(self) -> float:
-        self.progress.seconds = self._seconds_before + time.perf_counter() - self._session_since
-        return self.progress.seconds

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.checkpoint.files import InPieces, in_file_order
-from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError, SchemaError
@@ -40,15 +39,16 @@ from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import raise_problems
+from hotbed.run.config_check import raise_problems
 from hotbed.run.files import read_tensors, write_folder, write_tensors
 from hotbed.run.model_card import FORMAT_VERSION, count_ids, read_card, rows_of_unseen
-from hotbed.sizing.budget import Budgets
-from hotbed.sizing.fit import amounts_of, budgets_of, table_problems
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.budget import Budgets
+from hotbed.tables.sizing.fit import amounts_of, budgets_of, table_problems
 from hotbed.tables.spec import Table
 from hotbed.train.sharded_weights import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
+from hotbed.types import RowPart
 
 _CHUNK = 1 << 18
 

@@ -27,20 +27,22 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint import Policy, Saver, State
-from hotbed.checkpoint.chain import Entry, chain_of, folders_in, forget, locked, remove
+from hotbed.checkpoint.chain import Entry, chain_of, folders_in, locked, remove
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
 from hotbed.checkpoint.layouts import SavedCheckpoint, remove_others, root_of, step_of, unneeded_before
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, filling, gone_of, refuse_misfits, rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart, Rows, Sink
+from hotbed.checkpoint.types import Rows, Sink
 from hotbed.checkpoint.write import REST
 from hotbed.errors import RunError
 from hotbed.ops.shard import Shard
 from hotbed.optim import KStepAdam
 from hotbed.parallel.world import World
+from hotbed.store.history import begin_history
 from hotbed.tables.snapshot.snapshot import TablesSink
 from hotbed.train.interval import Interval, IntervalSummary
 from hotbed.train.step import Learner
+from hotbed.types import RowPart
 
 _ALL = 1 << 30  # a saver that removes nothing itself
 _OF_RANKS = ("kstep_counts", "kstep_arriving", "max_exp_avg_sq")  # state that ranks alone have
@@ -122,7 +124,7 @@ def load_all(entries: Sequence[Entry], learner: Learner) -> None:
         except (RuntimeError, ValueError, KeyError) as error:
             raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
 
-    forget(learner.tables)
+    begin_history(learner.tables)
     _load_rows(entries, learner.tables.restore(), load_dense)
 
 

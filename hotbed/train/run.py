@@ -180,7 +180,7 @@ def _summary(
         "train_seconds": progress.train_seconds,
         "samples": progress.samples,
         "samples_per_s": progress.samples / progress.train_seconds if progress.train_seconds else None,
-        "steady_samples_per_s": training.steady_rate,
+        "steady_samples_per_s": training.clock.steady_rate,
         "leaks": schema.notes.get("leaks", {}),  # columns that tell the label -> AUC
         "bad_rows": schema.notes.get("bad_rows", 0),
         "calibration_curve": [list(one) for one in curve],

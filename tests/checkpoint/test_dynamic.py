@@ -9,8 +9,8 @@ from hotbed.checkpoint.chain import chain_of, find
 from hotbed.checkpoint.diff import diff
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import rows_of
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import BudgetError
+from hotbed.types import RowPart
 
 RULES = {"admit": Admit(after=2), "expire": Expire(unused_steps=20, every=10)}
 STEPS = (60, 300, 470)  # rows of ids that expired before step 60 have other owners by 470

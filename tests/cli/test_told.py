@@ -55,7 +55,7 @@ def test_so_does_one_that_is_interrupted_then(hotbed, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hotbed.cli.train.print_forecast", stop)
+    monkeypatch.setattr("hotbed.cli.train_run.print_forecast", stop)
     assert hotbed("train", *CLICKS, "--out", "run").code == 130
     assert not (tmp_path / "run").exists()
 

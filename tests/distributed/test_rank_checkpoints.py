@@ -13,7 +13,7 @@ from hotbed.checkpoint.layouts import entries_of, steps_of
 from hotbed.data.embedded import resolve
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.train.build import build
 from hotbed.train.warm_start import source_of, start_from
 from tests.distributed.ranks import run_ranks

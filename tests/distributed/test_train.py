@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from hotbed.checkpoint.layouts import newest_in, steps_of
 from hotbed.cli import main
 from hotbed.data.embedded import resolve
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.train.build import build
 from tests.distributed.train_ranks import TrainRanks
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from hotbed.data.embedded import resolve
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.train.build import build
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_train import CHECKPOINT, STEPS, arguments, end_of, hotbed

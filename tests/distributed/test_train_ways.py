@@ -6,7 +6,7 @@ import pytest
 
 from hotbed.errors import ConfigError
 from hotbed.parallel.world import World
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.train.build_ranks import rank_problems
 from tests.distributed.test_train import arguments, end_of
 from tests.distributed.train_ranks import TrainRanks

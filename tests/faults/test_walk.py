@@ -10,8 +10,8 @@ import hotbed
 from hotbed import Table, optim
 from hotbed.host import handover
 from hotbed.pipeline import reader
-from hotbed.sizing.budget import rooms_of
 from hotbed.tables import module as tables_module
+from hotbed.tables.sizing.budget import rooms_of
 from tests.faults.walk import Way, step, walk
 
 NUM_BATCHES = 5

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import hotbed
 from hotbed import Admit, Expire, Jagged, Table
 from hotbed.cache import POLICIES
-from hotbed.sizing.budget import rooms_of
 from hotbed.tables import module as tables_module
+from hotbed.tables.sizing.budget import rooms_of
 from tests.laws.test_cache_invisible import OPTIMIZERS
 
 RULES = {

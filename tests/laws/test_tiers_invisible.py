@@ -9,8 +9,8 @@ import hotbed
 from hotbed import Table
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.ops.records import layout_of
-from hotbed.sizing.budget import SSD_BYTES_PER_KEY
 from hotbed.store import tiered
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY
 from tests.laws.test_cache_invisible import DEVICES, OPTIMIZERS, assert_same
 
 ROWS, DIM, BATCH = 12_000, 6, 40

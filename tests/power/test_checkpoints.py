@@ -3,11 +3,12 @@
 from contextlib import suppress
 
 from hotbed.checkpoint import Policy, Saver
-from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, forget, locked, remove, unneeded
+from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, locked, remove, unneeded
 from hotbed.checkpoint.layouts import newest_in, ranks_in, remove_others, root_of, worlds_in
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.host import atomic
+from hotbed.store.history import begin_history
 from tests.checkpoint.fakes import DictTables, state
 from tests.power.record import Recorder
 from tests.power.replay import replay
@@ -123,7 +124,7 @@ def test_what_a_removal_cut_short_has_left_is_cleaned(disk, room, monkeypatch):
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
             patch.setattr(atomic, "flush_to_disk", interrupt)
             remove([find(training.root).folder])
-        forget(training.tables)
+        begin_history(training.tables)
         training.save(4)
         recorder.mark("step 4")
     allowed = {"step 2", "step 3", "step 4"}

@@ -18,10 +18,8 @@ from hotbed.run.config import (
     RunConfig,
     TablesConfig,
     TrainConfig,
-    check,
-    raise_problems,
-    read_tree,
 )
+from hotbed.run.config_check import check, raise_problems, read_tree
 from hotbed.run.run_file import compose, read_run_file
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hotbed.data.schema import IdFeature, Schema, Split
-from hotbed.run.config import RunConfig, read_tree
+from hotbed.run.config import RunConfig
+from hotbed.run.config_check import read_tree
 from hotbed.run.defaults import LARGE_LOG, batch_size, choose_settings, epochs, lookups_per_row, row_rate
 
 

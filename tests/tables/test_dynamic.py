@@ -15,9 +15,9 @@ from hotbed.ops.init_rows import stream_of
 from hotbed.ops.lookups import Span
 from hotbed.ops.move import InitialTable, initial_records, initial_rows
 from hotbed.ops.records import layout_of
-from hotbed.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 from hotbed.store import MemoryStore
 from hotbed.tables.group.dynamic import TEMPORARY
+from hotbed.tables.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 
 LOW, HIGH = -(2**63), 2**63 - 1
 

@@ -8,10 +8,10 @@ import torch
 import hotbed
 from hotbed import Admit, Expire, Table, optim
 from hotbed.cache import BYTES_PER_SLOT
-from hotbed.sizing.budget import SSD_BYTES_PER_KEY
 from hotbed.store import tiered
 from hotbed.store.counts import TierSizes
 from hotbed.tables.group.cached import Fetch
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY
 
 ROWS, DIM, RECORD = 2000, 4, 64
 

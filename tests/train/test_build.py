@@ -110,7 +110,7 @@ def test_a_config_made_in_python_is_checked(dataset, tmp_path):
 
 
 def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: 5000)
+    monkeypatch.setattr("hotbed.tables.sizing.fit.available_memory", lambda device: 5000)
     with pytest.raises(
         ConfigError, match=r"110 rows with their optimizer state take 5\.2 KiB, and cpu has 4\.9 KiB"
     ) as caught:
@@ -118,7 +118,7 @@ def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path,
     for way_out in ("model.dim", "rowwise_adagrad", "--min-count"):
         assert way_out in str(caught.value)
     build(configured("tables.optimizer=rowwise_adagrad"), dataset, tmp_path)
-    monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: None)
+    monkeypatch.setattr("hotbed.tables.sizing.fit.available_memory", lambda device: None)
     build(configured(), dataset, tmp_path)
 
 

@@ -8,6 +8,8 @@ from hotbed.models import MODELS
 from hotbed.optim import SGD
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
+from hotbed.telemetry.observer import Progress
+from hotbed.train.run_clock import RunClock
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 
@@ -113,16 +115,15 @@ def test_repeatable_puts_torch_back(before):
         torch.use_deterministic_algorithms(False)
 
 
-def test_seconds_of_training_leave_out_what_was_compiled_meanwhile(start, tmp_path, monkeypatch):
-    training = start(tmp_path).training
+def test_seconds_of_training_leave_out_what_was_compiled_meanwhile(monkeypatch):
+    clock, progress = RunClock(torch.device("cpu")), Progress()
     compiled = iter([100.0, 100.0, 100.0, 102.5, 102.5])
     now = iter([10.0, 14.0, 14.0, 20.0, 20.0])
-    training._session_since = 0.0
-    monkeypatch.setattr("hotbed.train.loop.compile_seconds", lambda: next(compiled))
-    monkeypatch.setattr("hotbed.train.loop.time.perf_counter", lambda: next(now))
-    monkeypatch.setattr(training, "_clock", lambda: 0.0)
-    training._go_on()
-    training._pause()
-    assert training.progress.train_seconds == 4.0
-    training._pause()
-    assert training.progress.train_seconds == 4.0 + 6.0 - 2.5
+    monkeypatch.setattr("hotbed.train.run_clock.compile_seconds", lambda: next(compiled))
+    monkeypatch.setattr("hotbed.train.run_clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr(clock, "read", lambda _: 0.0)
+    clock.go_on()
+    clock.pause(progress)
+    assert progress.train_seconds == 4.0
+    clock.pause(progress)
+    assert progress.train_seconds == 4.0 + 6.0 - 2.5

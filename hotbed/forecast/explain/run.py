@@ -20,7 +20,6 @@ from hotbed.cache import MOST_AHEAD
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import entries_of
 from hotbed.checkpoint.read import tensors_of
-from hotbed.checkpoint.types import TableShape
 from hotbed.checkpoint.write import REST
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
@@ -30,9 +29,11 @@ from hotbed.data.values import read_ids
 from hotbed.errors import ConfigError, IdError, RunError
 from hotbed.forecast.replay import LookAhead
 from hotbed.forecast.trace import Trace, read_trace
-from hotbed.run.config import RunConfig, read_tree
+from hotbed.run.config import RunConfig
+from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
-from hotbed.sizing.budget import Budgets
+from hotbed.tables.sizing.budget import Budgets
+from hotbed.types import TableShape
 
 
 class RowRequest(NamedTuple):

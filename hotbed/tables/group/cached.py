@@ -30,12 +30,12 @@ from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
-from hotbed.sizing.budget import Room, enough_for
 from hotbed.store import MemoryStore
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging, sent
+from hotbed.tables.sizing.budget import Room, enough_for
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
@@ -131,7 +131,7 @@ class CachedRows:
         return self._counts
 
     def tiers(self) -> Tiers | None:
-        """What the tiers below the device did and hold; memory as the budget counts it (sizing/budget.py)."""
+        """What the tiers below the device did and hold; memory as the budget counts it (tables/sizing/budget.py)."""
         found = self.store.tiers(self.keyspace.num_used)
         if found is None:
             return None

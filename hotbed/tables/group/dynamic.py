@@ -34,10 +34,10 @@ from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
 from hotbed.tables.group.ahead import IdsAhead, read_ahead
 from hotbed.tables.group.keyspace import CHUNK, KeyRequest, Member, member_rows
+from hotbed.tables.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from hotbed.cache import Cache, CacheCounts
-from hotbed.checkpoint.types import group_name
 from hotbed.errors import IdError
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import Addresses, FirstBad
@@ -36,6 +35,7 @@ from hotbed.store.held import Holder
 from hotbed.tables.group.keyspace import Keyspace, Member, addresses_of
 from hotbed.tables.snapshot.parts import KeysSnapshot
 from hotbed.tables.transaction import Changes
+from hotbed.types import group_name
 
 if TYPE_CHECKING:
     from hotbed.tables.group.cached import CachedRows

@@ -1,4 +1,4 @@
-"""What a user declares in, a group out: the one place that chooses its keyspace and its residency."""
+"""What a user declares in, groups out: the one place that chooses their keyspace and their residency."""
 
 from __future__ import annotations
 
@@ -7,18 +7,60 @@ from collections.abc import Sequence
 import torch
 
 from hotbed.cache import DEFAULT_POLICY
+from hotbed.errors import ConfigError
+from hotbed.ids import TableRules
 from hotbed.ops.records import Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Room
 from hotbed.store import Place
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.dynamic import DynamicIds
 from hotbed.tables.group.group import Residency, TableGroup
 from hotbed.tables.group.keyspace import Keyspace, Member, PresetKeys
 from hotbed.tables.group.resident import ResidentRows
+from hotbed.tables.sizing.budget import Room
+from hotbed.tables.sizing.fit import members_by_group
+from hotbed.tables.spec import Table
 
 _EVERY_ROW = Room(None, Place())  # on the device
+
+
+def groups_of(
+    tables: dict[str, Table],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    rooms: Sequence[Room],
+    policy: str,
+    precision: Precision,
+    shard: Shard,
+) -> list[TableGroup]:
+    """Tables of one dim and the same settings share a group; those of dynamic ids have groups of their own."""
+    groups: list[TableGroup] = []
+    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
+        own, rows_by = kind.own, kind.optimizer(optimizer)
+        if room.num_slots is not None and rows_by.decay_scope == "table":
+            raise ConfigError(
+                "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
+            )
+        members, base = [], 0
+        for name, table in named.items():
+            rules = TableRules(table.admit, table.expire, table.padding_id) if kind.dynamic else None
+            members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
+            base += table.rows or 0
+        made = make_group(
+            members,
+            kind.dim,
+            rows_by,
+            device,
+            room,
+            policy=(own and own.policy) or policy,
+            precision=kind.precision(precision),
+            shard=shard,
+            own=members[0].name if own else "",
+            is_frozen=own is not None and own.frozen,
+        )
+        groups.append(made)
+    return groups
 
 
 def make_group(

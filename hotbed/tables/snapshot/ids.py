@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.types import RowPart
 from hotbed.ids.index import Ints
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
 from hotbed.tables.snapshot.restored_ids import RestoredIds, no_room
+from hotbed.types import RowPart
 
 if TYPE_CHECKING:
     from hotbed.store.held import Holder

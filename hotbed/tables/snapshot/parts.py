@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.types import RowPart
 from hotbed.ids.index import Ints
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
+from hotbed.types import RowPart
 
 if TYPE_CHECKING:
     from hotbed.store.held import Holder

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import BudgetError
 from hotbed.ids import IdIndex
 from hotbed.ids.index import Ints
+from hotbed.types import RowPart
 
 if TYPE_CHECKING:
     from hotbed.tables.group.dynamic import DynamicIds

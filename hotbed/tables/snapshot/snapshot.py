@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.owners import saved_layout
-from hotbed.checkpoint.row_file import as_numpy
-from hotbed.checkpoint.types import FrozenFolder, RowPart, TableShape
 from hotbed.errors import RunError
+from hotbed.ops.records import as_numpy, saved_layout
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.store.held import FrozenFiles, Holder
@@ -29,6 +27,7 @@ from hotbed.tables.group.group import TableGroup
 from hotbed.tables.group.keyspace import Member
 from hotbed.tables.snapshot.parts import KeysSink, KeysSnapshot, parts_of
 from hotbed.tables.transaction import Changes
+from hotbed.types import FrozenFolder, RowPart, TableShape
 
 P = ParamSpec("P")
 

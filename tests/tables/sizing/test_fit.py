@@ -11,8 +11,8 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
 from hotbed.forecast.optimum import check_fits
 from hotbed.forecast.trace import trace_of
-from hotbed.sizing.budget import Budgets
-from hotbed.sizing.fit import BatchSample, amounts_of, rows_of_batch, table_problems, too_small
+from hotbed.tables.sizing.budget import Budgets
+from hotbed.tables.sizing.fit import BatchSample, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -25,7 +25,7 @@ def free(monkeypatch):
     """free(cpu=..., cuda=...) sets what is left."""
 
     def left(**amounts):
-        monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: amounts[device.type])
+        monkeypatch.setattr("hotbed.tables.sizing.fit.available_memory", lambda device: amounts[device.type])
 
     return left
 

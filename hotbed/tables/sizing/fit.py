@@ -20,7 +20,7 @@ from hotbed.host.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import SGD, RowOptimizer
-from hotbed.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
+from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.sizing.budget import Budgets, rooms_of
+from hotbed.tables.sizing.budget import Budgets, rooms_of
 
 TABLES = {"a": Table(20_000, 8), "b": Table(5_000, 8), "c": Table(9_000, 30)}
 

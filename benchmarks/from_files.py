@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -39,9 +38,10 @@ from hotbed.bench.setting import Setting, scaled_rows
 from hotbed.bench.systems import KINDS, why_missing
 from hotbed.bench.timing import DensePart, batches_needed, time_steps
 from hotbed.bench.workload import FlatIds, Workload, make_workload
+from hotbed.data.arrow_file import ArrowWriter
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
-from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING
+from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 
 ROUNDS = 3
@@ -69,16 +69,16 @@ def write_files(folder: Path, setting: Setting, workload: Workload) -> Dataset:
         columns[f"I{number}"] = rng.lognormal(size=len(ids)).round(2).astype(np.float32)
     for number in range(ids.shape[1]):
         columns[f"C{number}"] = np.ascontiguousarray(ids[:, number])
-    names = [name for name in columns if not name.startswith("C") or setting.rows[int(name[1:])] <= 1 << 15]
     fields = [pa.field(name, pa.from_numpy_dtype(column.dtype), nullable=False) for name, column in columns.items()]
     table = pa.table(columns, schema=pa.schema(fields))
     (folder / "train").mkdir(parents=True)
     files, sizes = [], []
     for start in range(0, len(ids), PART_ROWS):
         part = table.slice(start, PART_ROWS)
-        files.append(f"train/part-{len(files):05d}.parquet")
+        files.append(f"train/part-{len(files):05d}.arrow")
         sizes.append(part.num_rows)
-        pq.write_table(part, folder / files[-1], row_group_size=GROUP_ROWS, use_dictionary=names, **WRITING)
+        with ArrowWriter(folder / files[-1], part.schema) as writer:
+            writer.write(part, GROUP_ROWS)
     dense = tuple(DenseColumn(f"I{number}") for number in range(NUM_DENSE))
     features = tuple(IdFeature(f"C{i}", rows, mode="direct") for i, rows in enumerate(setting.rows))
     positives = int(columns["label"].sum())

@@ -4,7 +4,7 @@ Criteo's columns (13 numbers, 26 ids, a label), drawn, written as a dataset in a
 from a warm file cache. Before anything is timed, batches in order must equal what pyarrow reads, and shuffled epochs hold the
 same rows. Readers take turns; the best round of each counts.
 
-pyarrow        decodes the same columns of every row group, in a pool of as many threads or its own: the faster; no batches
+pyarrow        reads the same columns of every row group, in a pool of as many threads or its own: the faster; no batches
 in order       hotbed's batches, in the order on disk
 shuffled       hotbed's batches, in the order of training
 pinned         the same in page-locked memory, where there is a CUDA device
@@ -13,11 +13,12 @@ DataLoader     over a map-style dataset of the same rows, shuffled, with the bet
   by row         a dataset of rows and one collate for a batch; the file is unpacked before, at no charge
   by batch       __getitems__ gives whole batches; unpacking the file is charged
 
-Files are packed with zstd, and not packed at all, as `hotbed prepare` leaves them: pyarrow decodes those twice as fast, what
-comes after decoding costs the same, and so hotbed is faster there and its share of pyarrow's speed is lower.
+arrow          what `hotbed prepare` writes
+parquet        what hotbed 0.1 wrote: not packed, and dictionaries for columns of few values
+zstd           Parquet packed with zstd
 
-Bars: in order at 70 % of pyarrow (zstd) or more; shuffled 5 times the DataLoader by row or more; with 16 threads or more,
-shuffled at 3 million samples/s or more. Exits with 1 if one is missed.
+Bars: in order at 70 % of pyarrow (zstd) or more; shuffled (arrow) 5 times the DataLoader by row or more; with 16 threads or
+more, shuffled (arrow) at 3 million samples/s or more. Exits with 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -35,21 +36,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import torch
 
 from benchmarks.map_style import Batches, Rows, data_loader, unpack, workers_that_fit
 from benchmarks.results_file import append_rows
+from hotbed.data.arrow_file import ArrowWriter
 from hotbed.data.dataset import Dataset, RowGroup
 from hotbed.data.loader.loader import Loader
-from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING
+from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS
 from hotbed.data.schema import Split
 from hotbed.data.synthetic import SHAPES, write_dataset
 from hotbed.types import Batch
 
 BATCH, ROUNDS, MAP_ROWS = 16_384, 5, 1 << 19
-FEW = 1 << 15  # distinct ids up to which a column is stored as a dictionary, as prepare does
-PACKINGS = {"none": WRITING, "zstd": {**WRITING, "compression": "zstd", "compression_level": 1}}
+FEW = 1 << 15  # distinct ids up to which a column of Parquet is stored as a dictionary
+PLAIN: dict[str, Any] = {"compression": "none", "write_page_checksum": True}
+PACKINGS = {"arrow": None, "parquet": PLAIN, "zstd": {**PLAIN, "compression": "zstd", "compression_level": 1}}
 
 Reader = Callable[[], int]  # reads everything; how many rows
 
@@ -60,25 +64,34 @@ def make(folder: Path, rows: int, threads: int) -> dict[str, Dataset]:
     drawn = Dataset.open(folder / "drawn")
     names = columns_of(drawn)
     files = dict.fromkeys(group.file for group in drawn.split("train"))
-    table = pa.concat_tables(pq.read_table(file, columns=names) for file in files).combine_chunks()
-    table = table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
+    table = pa.concat_tables(read_table(file) for file in files).select(names).combine_chunks()
     many = {feature.name for feature in drawn.schema.features if feature.distinct > FEW}
     starts = range(0, rows, PART_ROWS)
     sizes = tuple(min(PART_ROWS, rows - start) for start in starts)
-    parts = tuple(f"train/part-{number:05d}.parquet" for number in range(len(sizes)))
-    schema = replace(drawn.schema, splits={"train": Split(parts, sizes, drawn.schema.splits["train"].positives)})
+    dictionary = [name for name in names if name not in many]
     found = {}
     for packing, options in PACKINGS.items():
+        suffix = "arrow" if options is None else "parquet"
+        parts = tuple(f"train/part-{number:05d}.{suffix}" for number in range(len(sizes)))
         (folder / packing / "train").mkdir(parents=True)
-        dictionary = [name for name in names if name not in many]
         for part, start, size in zip(parts, starts, sizes):
             path = folder / packing / part
             some = table.slice(start, size)
-            pq.write_table(some, path, row_group_size=GROUP_ROWS, use_dictionary=dictionary, **options)
-        schema.save(folder / packing)
+            if options is not None:
+                pq.write_table(some, path, row_group_size=GROUP_ROWS, use_dictionary=dictionary, **options)
+                continue
+            with ArrowWriter(path, some.schema) as writer:
+                writer.write(some, GROUP_ROWS)
+        split = Split(parts, sizes, drawn.schema.splits["train"].positives)
+        replace(drawn.schema, splits={"train": split}).save(folder / packing)
         found[packing] = Dataset.open(folder / packing)
     shutil.rmtree(folder / "drawn")
     return found
+
+
+def read_table(file: Path) -> pa.Table:
+    """All rows of a file."""
+    return pq.read_table(file) if file.suffix == ".parquet" else pa.feather.read_table(file, memory_map=False)
 
 
 def columns_of(dataset: Dataset) -> list[str]:
@@ -89,7 +102,7 @@ def columns_of(dataset: Dataset) -> list[str]:
 def check(dataset: Dataset, threads: int) -> None:
     """End the program unless hotbed reads what pyarrow reads."""
     files = dict.fromkeys(group.file for group in dataset.split("train"))
-    table = pa.concat_tables(pq.read_table(file) for file in files)
+    table = pa.concat_tables(read_table(file) for file in files)
     names = columns_of(dataset)
     num_dense = len(dataset.schema.dense)
     start, expected = 0, np.empty(table.num_rows, dtype=np.uint64)
@@ -121,6 +134,9 @@ def arrow_readers(dataset: Dataset, threads: int) -> list[Reader]:
     names, groups = columns_of(dataset), dataset.split("train")
 
     def decode(group: RowGroup, use_threads: bool = False) -> int:
+        if group.batch is not None:
+            with pa.OSFile(str(group.file)) as source, pa.ipc.open_file(source) as reader:
+                return int(reader.get_batch(group.number).num_rows)
         with pq.ParquetFile(group.file, pre_buffer=False) as parquet:
             return int(parquet.read_row_group(group.number, columns=names, use_threads=use_threads).num_rows)
 
@@ -163,8 +179,8 @@ def map_style_readers(dataset: Dataset, threads: int, folder: Path) -> dict[str,
     def unpacked() -> None:
         tables = []
         for group in groups:
-            with pq.ParquetFile(group.file) as parquet:
-                tables.append(parquet.read_row_group(group.number, columns=columns_of(dataset)))
+            with pa.OSFile(str(group.file)) as source, pa.ipc.open_file(source) as reader:
+                tables.append(pa.Table.from_batches([reader.get_batch(group.number).select(columns_of(dataset))]))
         unpack(tables, names, folder)
 
     unpacked()
@@ -211,17 +227,17 @@ def bars(found_speeds: dict[tuple[str, str], Speed], threads: int) -> list[str]:
     """A line for every bar; those that are missed begin with MISSED."""
     speeds = {name: speed.samples_s for name, speed in found_speeds.items()}
     found = [("in order, zstd, of pyarrow", speeds["zstd", "in order"] / speeds["zstd", "pyarrow"], 0.7)]
-    if ("none", "DataLoader by row") in speeds:
-        times = speeds["none", "shuffled"] / speeds["none", "DataLoader by row"]
+    if ("arrow", "DataLoader by row") in speeds:
+        times = speeds["arrow", "shuffled"] / speeds["arrow", "DataLoader by row"]
         found.append(("shuffled, times the DataLoader by row", times, 5.0))
     if threads >= 16:
-        found.append(("shuffled, million samples/s", speeds["none", "shuffled"] / 1e6, 3.0))
+        found.append(("shuffled, million samples/s", speeds["arrow", "shuffled"] / 1e6, 3.0))
     return [f"{'met   ' if value >= bar else 'MISSED'} {name}: {value:.2f}, bar {bar}" for name, value, bar in found]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1 << 22, help="1 KiB of memory and 0.2 KB of disk each")
+    parser.add_argument("--rows", type=int, default=1 << 22, help="1 KiB of memory and 0.4 KB of disk each")
     parser.add_argument("--threads", type=int, default=2, help="of every reader")
     parser.add_argument("--folder", type=Path, help="where files are made; a folder for temporary files if not given")
     parser.add_argument(
@@ -237,7 +253,7 @@ def main() -> int:
         for packing, dataset in make(folder, asked.rows, asked.threads).items():
             check(dataset, asked.threads)
             readers = {"pyarrow": arrow_readers(dataset, asked.threads), **hotbed_readers(dataset, asked.threads)}
-            if packing == "none" and not asked.no_dataloader:
+            if packing == "arrow" and not asked.no_dataloader:
                 readers |= map_style_readers(dataset, asked.threads, folder)
             speeds |= {(packing, name): speed for name, speed in best_speeds(readers).items()}
     finally:

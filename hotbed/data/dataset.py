@@ -1,7 +1,8 @@
 """A dataset directory in, a checked Dataset out: the schema, and where every row group lies.
 
-Opening reads schema.json and the footer of every Parquet file (a millisecond each), never the rows. A file that is missing,
-truncated, or differs from the schema in columns, types or row counts is found before a run starts.
+Opening reads schema.json and the footer of every file of rows (a millisecond each), never the rows. A file that is missing,
+truncated, or differs from the schema in columns, types or row counts is found before a run starts. Files of rows are Arrow
+files (arrow_file.py), or Parquet, which hotbed 0.1 wrote; "row group" also names the record batch of an Arrow file.
 
 `hot_keys`: the most frequent rows of a dataset, for the static policy. They come from the counts files that `prepare` wrote,
 so only one line per distinct id is read. Ids that `min_count` left out of a vocabulary share row 0, which is not counted.
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.data.arrow_file import SUFFIX, BatchPlace, read_index
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import recover
 from hotbed.errors import RemoteError, SchemaError
@@ -36,6 +38,13 @@ HOT_SHARE = 0.9  # of the slots; the rest is for other rows (Criteo, 1.5 %: 0.75
 AGAIN = "Run `hotbed prepare` again, or restore the file."
 
 
+class ArrowBatch(NamedTuple):
+    """A record batch of an Arrow file."""
+
+    place: BatchPlace
+    schema: pa.Schema  # of its file
+
+
 class RowGroup(NamedTuple):
     """The smallest part of a split that can be read independently."""
 
@@ -43,6 +52,7 @@ class RowGroup(NamedTuple):
     number: int  # within its file
     rows: int
     stamp: tuple[int, int] | None = None  # of the file, when it was opened
+    batch: ArrowBatch | None = None  # of an Arrow file; None for Parquet
 
 
 class FeatureCounts(NamedTuple):
@@ -90,7 +100,7 @@ class Dataset:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         for split in self.schema.splits.values():
             for name in split.files:
-                digest.update(footer_of(self.path / name))
+                digest.update(_footer(self.path / name))
         return digest.hexdigest()[:16]
 
     def split(self, name: str) -> tuple[RowGroup, ...]:
@@ -132,7 +142,7 @@ def read_counts(path: Path) -> FeatureCounts:
 
 
 def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
-    """Column -> the Parquet types it may have."""
+    """Column -> the types it may have in a file."""
     ids = (pa.int32(), pa.int64())
     bags = tuple(kind(value) for kind in (pa.list_, pa.large_list) for value in ids)
     return {
@@ -153,17 +163,17 @@ def _read_footers(directory: RemotePath, schema: Schema) -> None:
 
 
 def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ...]]) -> list[RowGroup]:
-    """Check one Parquet file by its footer."""
+    """Check one file of rows by its footer."""
     if not file.is_file():
         raise SchemaError(f"{file} does not exist although schema.json lists it. {AGAIN}")
+    is_arrow = file.suffix == SUFFIX
     try:
-        stamp = stamp_of(file)
-        with pq.ParquetFile(readable(file)) as parquet:
-            metadata, columns = parquet.metadata, parquet.schema_arrow
+        columns, groups = _arrow_groups(file) if is_arrow else _parquet_groups(file)
     except RemoteError:
         raise
-    except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{file} is not a readable Parquet file ({_first_line(error)}). {AGAIN}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        kind = "Arrow" if is_arrow else "Parquet"
+        raise SchemaError(f"{file} is not a readable {kind} file ({_first_line(error)}). {AGAIN}") from error
     for name, types in expected.items():
         if columns.get_field_index(name) < 0:
             raise SchemaError(f"{file} has no column {name!r}; it has {_columns(columns)}. {AGAIN}")
@@ -171,10 +181,24 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
         if not any(_same_type(kind, allowed) for allowed in types):
             allowed_names = " or ".join(str(allowed) for allowed in types)
             raise SchemaError(f"{file}: column {name!r} has type {kind}; it must be {allowed_names}. {AGAIN}")
-    if metadata.num_rows != rows:
-        raise SchemaError(f"{file} holds {metadata.num_rows:,} rows; schema.json says {rows:,}. {AGAIN}")
-    sizes = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    return [RowGroup(file, number, size, stamp) for number, size in enumerate(sizes) if size]
+    found = sum(group.rows for group in groups)
+    if found != rows:
+        raise SchemaError(f"{file} holds {found:,} rows; schema.json says {rows:,}. {AGAIN}")
+    return [group for group in groups if group.rows]
+
+
+def _arrow_groups(file: Path) -> tuple[pa.Schema, list[RowGroup]]:
+    stamp, index = stamp_of(file), read_index(file)
+    places = enumerate(index.places)
+    return index.schema, [RowGroup(file, i, one.rows, stamp, ArrowBatch(one, index.schema)) for i, one in places]
+
+
+def _parquet_groups(file: Path) -> tuple[pa.Schema, list[RowGroup]]:
+    stamp = stamp_of(file)
+    with pq.ParquetFile(readable(file)) as parquet:
+        metadata, columns = parquet.metadata, parquet.schema_arrow
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    return columns, [RowGroup(file, number, size, stamp) for number, size in enumerate(sizes)]
 
 
 def stamp_of(file: Path) -> tuple[int, int]:
@@ -183,8 +207,10 @@ def stamp_of(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def footer_of(file: Path) -> bytes:
-    """The footer of a Parquet file, which ends with: footer, its length (4 bytes), PAR1."""
+def _footer(file: Path) -> bytes:
+    """The index of an Arrow file, or the footer of a Parquet file, which ends with: footer, its length (4 bytes), PAR1."""
+    if file.suffix == SUFFIX:
+        return read_index(file).content
     with file.open("rb") as bytes_of:
         bytes_of.seek(-8, os.SEEK_END)
         length = int.from_bytes(bytes_of.read(4), "little")

@@ -56,10 +56,14 @@ EMBEDDED = (
 
 
 class _BuildPlan(NamedTuple):
-    """The cache folder of a named dataset, and the function that builds it."""
+    """The cache folder of a named dataset without its version, and the function that builds it."""
 
-    folder: str
+    name: str
+    generation: str
     build: Callable[[Path], object]
+
+    def folder(self, version: int) -> str:
+        return f"{self.name}-{version}.{self.generation}"
 
 
 def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -76,11 +80,12 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
             )
         return Dataset.open(path)
     cache = cache_root(cache_dir)
-    target = cache / recipe.folder
-    found = _open_whole(target)
-    if found is not None:
-        return found
-    with _building(cache, recipe.folder):
+    for version in range(FORMAT_VERSION, 0, -1):  # a run that resumes needs the files that it began with
+        found = _open_whole(cache / recipe.folder(version))
+        if found is not None:
+            return found
+    target = cache / recipe.folder(FORMAT_VERSION)
+    with _building(cache, target.name):
         found = _open_whole(target)  # another process may have built it while this one waited
         if found is None:
             if target.exists():
@@ -99,7 +104,7 @@ def _build_plan(name: str, progress: Progress | None) -> _BuildPlan | None:
     """How to build the dataset `name`; None if it is a path."""
     base, colon, rows_text = name.partition(":")
     if base == "adult" and not colon:
-        return _BuildPlan(f"adult-{FORMAT_VERSION}.{ADULT_GENERATION}", _build_adult)
+        return _BuildPlan("adult", f"{ADULT_GENERATION}", _build_adult)
     shape = SHAPES.get(base)
     if shape is None:
         return None
@@ -111,7 +116,7 @@ def _build_plan(name: str, progress: Progress | None) -> _BuildPlan | None:
         rows + 2 * other > shape.days * shape.rows_per_day
     )  # its days are longer than those that earlier versions made
     days = f"-{shape.days}d" if is_long else ""
-    return _BuildPlan(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}{days}", build)
+    return _BuildPlan(shape.name, f"{shape.generation}-{rows}{days}", build)
 
 
 def read_rows(name: str, rows_text: str) -> int:

@@ -1,7 +1,7 @@
 """The content of a dataset directory: columns, tables, splits, as stored in `schema.json`.
 
     DIR/schema.json                 this file's Schema
-    DIR/train/part-00000.parquet    label (float32), dense columns (float32), id columns (int32 or int64), bag columns (list)
+    DIR/train/part-00000.arrow      label (float32), dense columns (float32), id columns (int32 or int64), bag columns (list)
     DIR/valid/..., DIR/test/...     the same columns; a split may be absent
     DIR/counts/<feature>.parquet    columns id (int64), count (int64); train split only, most frequent first
     DIR/quarantine.jsonl            one line per rejected row: file, line, reason, text
@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from hotbed.errors import RemoteError, SchemaError
 from hotbed.host.atomic import write_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: rows in Parquet files, which are still read
 SOURCES = ("string", "integer", "bucket")
 KEEPS = ("last", "first")
 TASK_KINDS = ("binary", "regression")

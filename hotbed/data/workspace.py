@@ -21,6 +21,7 @@ from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folde
 from hotbed.host.memory import in_words
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SUFFIXES = (".arrow", ".parquet")  # of files of rows and counts
 
 
 class Workspace:
@@ -148,4 +149,4 @@ def _is_ours(path: Path) -> bool:
         return path.is_file()  # left there by a file manager or a network drive
     if path.name in ("schema.json", "quarantine.jsonl"):
         return path.is_file()
-    return path.is_dir() and all(inside.suffix == ".parquet" and inside.is_file() for inside in path.iterdir())
+    return path.is_dir() and all(inside.suffix in _SUFFIXES and inside.is_file() for inside in path.iterdir())

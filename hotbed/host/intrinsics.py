@@ -216,30 +216,6 @@ transpose_4_bytes, transpose_8_bytes = _transpose(_INT32, _INT32), _transpose(_W
 transpose_int32_to_int64 = _transpose(_INT32, _WORD)
 
 
-def fold_by(low: int, high: int) -> Any:
-    """fold(lane, data): the 16 bytes at `lane` times two numbers, without carries, and those at `data` added (a step of a CRC).
-
-    The processor must have "pclmul".
-    """
-
-    def fold(builder: Any, lane: Any, data: Any) -> None:
-        pair = ir.VectorType(_WORD, 2)
-        kind = ir.FunctionType(pair, [pair, pair, _BYTE])
-        product = builder.module.declare_intrinsic("llvm.x86.pclmulqdq", (), kind)
-        at, factors = _at(builder, lane, pair), ir.Constant(pair, [low, high])
-        old = builder.load(at, align=1)
-        products = [builder.call(product, [old, factors, ir.Constant(_BYTE, half)]) for half in (0x00, 0x11)]
-        more = builder.load(_at(builder, data, pair), align=1)
-        builder.store(builder.xor(builder.xor(*products), more), at, align=1)
-
-    return _instruction(types.void, _Address, _Address)(fold)
-
-
-def has_feature(name: str) -> bool:
-    """Whether the processor has an LLVM feature, such as "pclmul"."""
-    return bool(llvmlite.binding.get_host_cpu_features().get(name, False))
-
-
 # The C library
 
 EINTR, EIO = 4, 5

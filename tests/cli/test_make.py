@@ -20,7 +20,7 @@ def test_days(tmp_path, capsys):
     assert code == 0, err
     assert "900 rows, 3 days" in out
     assert sorted(path.name for path in (tmp_path / "raw").glob("day*")) == [f"day_0{day}.tsv" for day in range(3)]
-    assert Dataset.open(tmp_path / "d").schema.splits["test"].files == ("test/day-00002.parquet",)
+    assert Dataset.open(tmp_path / "d").schema.splits["test"].files == ("test/day-00002.arrow",)
     again, _, _ = run(capsys, "make", "criteo-1tb-like:300", "--days", 3, "--text", tmp_path / "raw")
     assert again == 0
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import feather
 
+from hotbed.data.arrow_file import ArrowWriter
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 
 ROWS = 1000  # of every vocabulary
@@ -30,16 +32,32 @@ def make_table(rows: int, first: int = 0, bags: bool = False) -> pa.Table:
     return table
 
 
-def make_dataset(directory: Path, sizes: dict[str, list[int]], row_group: int = 10, bags: bool = False) -> Schema:
+def write_rows(table: pa.Table, path: Path, row_group: int = 10) -> None:
+    """A file of rows, Arrow or Parquet by its name."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=row_group)
+        return
+    with ArrowWriter(path, table.schema) as writer:
+        writer.write(table, row_group)
+
+
+def read_rows(path: Path) -> pa.Table:
+    """What a file of rows holds."""
+    return pq.read_table(path) if path.suffix == ".parquet" else feather.read_table(path, memory_map=False)
+
+
+def make_dataset(
+    directory: Path, sizes: dict[str, list[int]], row_group: int = 10, bags: bool = False, kind: str = "arrow"
+) -> Schema:
     """A dataset whose splits have files of the given sizes."""
     splits = {}
     for name, file_rows in sizes.items():
         (directory / name).mkdir(parents=True)
         files, first, positives = [], 0, 0
         for number, rows in enumerate(file_rows):
-            files.append(f"{name}/part-{number:05d}.parquet")
+            files.append(f"{name}/part-{number:05d}.{kind}")
             table = make_table(rows, first, bags)
-            pq.write_table(table, directory / files[-1], row_group_size=row_group)
+            write_rows(table, directory / files[-1], row_group)
             positives += int(np.sum(table["label"].to_numpy()))
             first += rows
         splits[name] = Split(tuple(files), tuple(file_rows), positives)
@@ -57,6 +75,5 @@ def make_dataset(directory: Path, sizes: dict[str, list[int]], row_group: int = 
 
 def replace_column(path: Path, name: str, values: pa.Array, row_group: int = 10) -> None:
     """Write a part file again with one column changed."""
-    table = pq.read_table(path)
-    table = table.set_column(table.column_names.index(name), name, values)
-    pq.write_table(table, path, row_group_size=row_group)
+    table = read_rows(path)
+    write_rows(table.set_column(table.column_names.index(name), name, values), path, row_group)

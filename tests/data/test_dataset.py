@@ -11,9 +11,9 @@ import pytest
 
 from hotbed.data.dataset import Dataset
 from hotbed.errors import SchemaError
-from tests.data.small import make_dataset, make_table, replace_column
+from tests.data.small import make_dataset, make_table, replace_column, write_rows
 
-PART = "train/part-00000.parquet"
+PART = "train/part-00000.arrow"
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def test_an_intact_directory_opens(directory):
     assert dataset.path == directory
     assert [group.rows for group in dataset.split("train")] == [10, 10, 5, 5]
     assert [(group.file.name, group.number) for group in dataset.split("train")][-2:] == [
-        ("part-00000.parquet", 2),
-        ("part-00001.parquet", 0),
+        ("part-00000.arrow", 2),
+        ("part-00001.arrow", 0),
     ]
     assert dataset.feature("tags").multi
 
@@ -44,21 +44,31 @@ def test_absent_and_damaged_files(directory):
     refused(directory.parent / "nowhere", "no schema.json", "hotbed prepare")
     part = directory / PART
     intact = part.read_bytes()
-    for damaged in (b"", b"PAR1", intact[: len(intact) // 2], intact[:-1], b"junk" * 100):
+    for damaged in (b"", b"ARROW1", intact[: len(intact) // 2], intact[:-1], b"junk" * 100):
         part.write_bytes(damaged)
-        refused(directory, str(part), "not a readable Parquet file", "hotbed prepare")
+        refused(directory, str(part), "not a readable Arrow file", "hotbed prepare")
     part.unlink()
     refused(directory, str(part), "does not exist")
     part.mkdir()
     refused(directory, str(part), "does not exist")
 
 
+def test_a_damaged_parquet_file(tmp_path):
+    """As hotbed 0.1 wrote them."""
+    make_dataset(tmp_path, {"train": [25]}, kind="parquet")
+    assert Dataset.open(tmp_path).row_groups["train"][0].rows == 10
+    part = tmp_path / "train/part-00000.parquet"
+    for damaged in (b"", b"PAR1", part.read_bytes()[:-1]):
+        part.write_bytes(damaged)
+        refused(tmp_path, str(part), "not a readable Parquet file", "hotbed prepare")
+
+
 def test_columns_and_types(directory):
     part = directory / PART
     table = make_table(25, bags=True)
-    pq.write_table(table.drop_columns(["x"]), part)
+    write_rows(table.drop_columns(["x"]), part)
     refused(directory, str(part), "no column 'x'", "y (float)")
-    pq.write_table(table, part)
+    write_rows(table, part)
     wrong = {
         "label": pa.array([0] * 25, pa.int64()),
         "x": pa.array([0.0] * 25, pa.float64()),
@@ -69,13 +79,13 @@ def test_columns_and_types(directory):
     for name, values in wrong.items():
         replace_column(part, name, values)
         refused(directory, str(part), f"column '{name}' has type {values.type}", "must be")
-        pq.write_table(table, part)
+        write_rows(table, part)
     replace_column(part, "tags", pa.array([[1]] * 25, pa.large_list(pa.int64())))
     Dataset.open(directory)
 
 
 def test_row_counts(directory):
-    pq.write_table(make_table(24, bags=True), directory / PART)
+    write_rows(make_table(24, bags=True), directory / PART)
     refused(directory, PART, "holds 24 rows; schema.json says 25")
 
 

@@ -76,7 +76,7 @@ def test_the_environment_names_the_cache(cache, monkeypatch):
 
 
 def damage_truncate(directory):
-    part = directory / "train" / "part-00000.parquet"
+    part = directory / "train" / "part-00000.arrow"
     part.write_bytes(part.read_bytes()[:-20])
 
 

@@ -16,12 +16,13 @@ from hotbed.data.schema import Schema
 from hotbed.errors import FormatError, SchemaError
 from hotbed.types import Batch
 from tests.data.raw_files import criteo_line, unpack_lines, write
+from tests.data.small import read_rows
 
 
 def assert_same(directory: Path, split: str, batches: list[Batch]) -> None:
     """The batches, one after the other, hold the rows of a split."""
     schema = Schema.load(directory)
-    table = pa.concat_tables(pq.read_table(directory / file) for file in schema.splits[split].files)
+    table = pa.concat_tables(read_rows(directory / file) for file in schema.splits[split].files)
 
     def stored(name: str) -> np.ndarray:
         return table[name].to_numpy()

@@ -13,22 +13,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotbed.data.arrow_file import read_index
 from hotbed.data.dataset import Dataset
 from hotbed.data.draws import key_of, permutation, words
 from hotbed.data.loader import loader as loader_module
 from hotbed.data.loader.loader import Loader
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 from hotbed.errors import ConfigError, DataError, SchemaError
-from tests.data.small import ROWS, make_dataset, make_table, replace_column
+from tests.data.small import ROWS, make_dataset, make_table, replace_column, write_rows
 
 BASE = 1 << 40
-PART = "train/part-00000.parquet"
+PART = "train/part-00000.arrow"
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
+@pytest.fixture(scope="module", params=["arrow", "parquet"])
+def dataset(tmp_path_factory, request):
     directory = tmp_path_factory.mktemp("set") / "d"
-    make_dataset(directory, {"train": [63, 0, 7, 30], "valid": [1], "none": [], "empty": [0]}, bags=True)
+    sizes = {"train": [63, 0, 7, 30], "valid": [1], "none": [], "empty": [0]}
+    make_dataset(directory, sizes, bags=True, kind=request.param)
     return Dataset.open(directory)
 
 
@@ -181,9 +183,11 @@ def test_ids_alone_read_no_other_column(tmp_path):
     batch_size=st.integers(1, 1200),
     shuffle=st.booleans(),
     seed=st.integers(0, 9),
+    kind=st.sampled_from(["arrow", "parquet"]),
 )
-def test_any_columns_come_as_pyarrow_reads_them(tmp_path_factory, dense, widths, rows, batch_size, shuffle, seed):
+def test_any_columns_come_as_pyarrow_reads_them(tmp_path_factory, dense, widths, rows, batch_size, shuffle, seed, kind):
     """Columns in fours and the rest, rows in tiles and the rest, ids of 32 and 64 bits side by side, in any file order."""
+    part = f"train/part-00000.{kind}"
     rng = np.random.default_rng(seed)
     columns = {"label": rng.integers(0, 2, rows).astype(np.float32), "n": np.arange(rows)}
     columns |= {f"x{i}": rng.standard_normal(rows).astype(np.float32) for i in range(dense)}
@@ -192,9 +196,9 @@ def test_any_columns_come_as_pyarrow_reads_them(tmp_path_factory, dense, widths,
     directory = tmp_path_factory.mktemp("any")
     (directory / "train").mkdir()
     table = pa.table({names[i]: columns[names[i]] for i in rng.permutation(len(names))})
-    pq.write_table(table, directory / PART, row_group_size=700)
+    write_rows(table, directory / part, 700)
     features = [IdFeature("n", rows), *(IdFeature(f"c{i}", 2**31) for i in range(len(widths)))]
-    splits = {"train": Split((PART,), (rows,), int(columns["label"].sum()))}
+    splits = {"train": Split((part,), (rows,), int(columns["label"].sum()))}
     Schema("label", tuple(DenseColumn(f"x{i}") for i in range(dense)), tuple(features), splits).save(directory)
     loader = Loader(Dataset.open(directory), "train", batch_size=batch_size, shuffle=shuffle, shuffle_rows=900)
     order = []
@@ -287,68 +291,69 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
 @pytest.mark.parametrize("case", BROKEN)
-def test_wrong_values_name_file_and_row_group(tmp_path, case):
+def test_wrong_values_name_file_and_row_group(tmp_path, case, kind):
     name, values, message = BROKEN[case]
-    directory = tmp_path / "d"
-    make_dataset(directory, {"train": [30]}, bags=True)
-    replace_column(directory / PART, name, values)
+    directory, part = tmp_path / "d", f"train/part-00000.{kind}"
+    make_dataset(directory, {"train": [30]}, bags=True, kind=kind)
+    replace_column(directory / part, name, values)
     with pytest.raises(DataError, match=message) as caught:
         list(Loader(Dataset.open(directory), "train", batch_size=8, shuffle=True).epoch(0))
-    assert str(directory / PART) in str(caught.value)
+    assert str(directory / part) in str(caught.value)
 
 
-def test_a_damaged_row_group_names_file_and_row_group(tmp_path):
+def test_a_flipped_bit_names_file_and_row_group(tmp_path):
     directory = tmp_path / "d"
     make_dataset(directory, {"train": [3000]}, row_group=1000)
-    with pq.ParquetFile(directory / PART) as parquet:
-        offset = parquet.metadata.row_group(1).column(0).data_page_offset
-        start = offset if offset > 0 else parquet.metadata.row_group(1).column(0).dictionary_page_offset
+    place = read_index(directory / PART).places[2]
     damaged = bytearray((directory / PART).read_bytes())
-    damaged[start : start + 40] = b"\xff" * 40
+    damaged[place.begin + place.length - 1000] ^= 1
     (directory / PART).write_bytes(bytes(damaged))
-    with pytest.raises(DataError, match="row group 1 cannot be decoded"):
+    with pytest.raises(DataError, match=r"part-00000.arrow, row group 2 cannot be decoded .*checksum"):
         list(Loader(Dataset.open(directory), "train", batch_size=100).epoch(0))
 
 
-def test_a_flipped_bit_is_found_by_the_checksum_of_its_page(tmp_path):
-    """In pages that are not packed, nothing else would notice."""
-    directory = tmp_path / "d"
-    make_dataset(directory, {"train": [3000]})
+def test_a_flipped_bit_of_a_parquet_file(tmp_path):
+    """In pages that are not packed, nothing but the checksum of a page would notice."""
+    directory, part = tmp_path / "d", "train/part-00000.parquet"
+    make_dataset(directory, {"train": [3000]}, kind="parquet")
     table = make_table(3000)
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 1000}
-    pq.write_table(table, directory / PART, **options)
-    with pq.ParquetFile(directory / PART) as parquet:
+    pq.write_table(table, directory / part, **options)
+    with pq.ParquetFile(directory / part) as parquet:
         column = parquet.metadata.row_group(2).column(table.column_names.index("b"))
-    damaged = bytearray((directory / PART).read_bytes())
+    damaged = bytearray((directory / part).read_bytes())
     damaged[column.data_page_offset + column.total_compressed_size - 1000] ^= 1
-    (directory / PART).write_bytes(bytes(damaged))
+    (directory / part).write_bytes(bytes(damaged))
     with pytest.raises(DataError, match=r"part-00000.parquet, row group 2 cannot be decoded .*CRC"):
         list(Loader(Dataset.open(directory), "train", batch_size=100).epoch(0))
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
 @pytest.mark.parametrize("change", ["replaced", "cut short", "written again"])
-def test_a_file_that_changes_while_it_is_read_is_a_data_error(tmp_path, change):
-    directory = tmp_path / "d"
-    make_dataset(directory, {"train": [3000]}, row_group=1000)
+def test_a_file_that_changes_while_it_is_read_is_a_data_error(tmp_path, change, kind):
+    directory, part = tmp_path / "d", f"train/part-00000.{kind}"
+    make_dataset(directory, {"train": [3000]}, row_group=1000, kind=kind)
     stream = Loader(Dataset.open(directory), "train", batch_size=100, threads=1).epoch(0)
-    whole = (directory / PART).read_bytes()
+    whole = (directory / part).read_bytes()
     if change == "replaced":
-        pq.write_table(make_table(3000, first=1), directory / PART, row_group_size=1000)
+        write_rows(make_table(3000, first=1), directory / part, 1000)
     else:
-        (directory / PART).write_bytes(whole[: len(whole) // 2] if change == "cut short" else whole)
-    os.utime(directory / PART, ns=(0, 0))
-    words = "cannot be decoded" if change == "cut short" else "has changed since the dataset was opened"
-    with pytest.raises(DataError, match=rf"part-00000.parquet, row group 0 .*{words}"):
+        (directory / part).write_bytes(whole[: len(whole) // 5] if change == "cut short" else whole)
+    os.utime(directory / part, ns=(0, 0))
+    words = "cannot be decoded .*" if change == "cut short" else ""
+    with pytest.raises(DataError, match=rf"part-00000.{kind}, row group 0 .*{words}has changed since the dataset"):
         list(stream)
 
 
-def test_a_file_that_vanishes_is_a_data_error(tmp_path):
-    directory = tmp_path / "d"
-    make_dataset(directory, {"train": [30]})
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_file_that_vanishes_is_a_data_error(tmp_path, kind):
+    directory, part = tmp_path / "d", f"train/part-00000.{kind}"
+    make_dataset(directory, {"train": [30]}, kind=kind)
     dataset = Dataset.open(directory)
-    (directory / PART).unlink()
-    with pytest.raises(DataError, match=r"part-00000\.parquet, row group 0 cannot be decoded"):
+    (directory / part).unlink()
+    with pytest.raises(DataError, match=rf"part-00000\.{kind}, row group 0 cannot be decoded"):
         list(Loader(dataset, "train", batch_size=8).epoch(0))
 
 
@@ -364,7 +369,8 @@ def test_columns_beyond_the_schema_are_ignored(tmp_path):
     directory = tmp_path / "d"
     make_dataset(directory, {"train": [12]})
     table = make_table(12).append_column("comment", pa.array([None] * 12, pa.string()))
-    pq.write_table(table, directory / PART)
+    table = table.append_column("nothing", pa.nulls(12))
+    write_rows(table, directory / PART)
     assert sum(batch.size for batch in Loader(Dataset.open(directory), "train", batch_size=5).epoch(0)) == 12
 
 

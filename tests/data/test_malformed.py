@@ -29,6 +29,7 @@ from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, FormatError, HotbedError, SchemaError
 from tests.data.raw_files import PACK, criteo_line, write
+from tests.data.small import read_rows
 
 app = typer.Typer()
 app.command("prepare")(prepare_command)
@@ -654,7 +655,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
-    monkeypatch.setattr("hotbed.data.prepare.write.pq.write_table", full)
+    monkeypatch.setattr("hotbed.data.prepare.write.ArrowWriter.write", full)
     with pytest.raises(DataError, match=r"cannot be written: No space left on device\. [\d.]+ \w+ had been") as caught:
         prepare([write(tmp_path / "f.csv", CSV_HEADER, *GOOD_CSV)], tmp_path / "out")
     for said in ("are free", "about as much as the raw text (files of ", "on another disk with --out"):
@@ -695,7 +696,7 @@ SCHEMAS: dict[str, Callable[[dict], object] | bytes] = {
     "a number": b"3",
     "null": b"null",
     "nested too deep": b"[" * 100_000,
-    "future version": changed(format_version=2),
+    "future version": changed(format_version=3),
     "version in words": changed(format_version="one"),
     "version null": changed(format_version=None),
     "no version": without("format_version"),
@@ -773,7 +774,7 @@ def test_any_damage_to_a_good_file(tmp_path_factory, data):
     lines = [line for line in text.replace(b"\xef\xbb\xbf", b"", 1).split(b"\n") if line not in (b"", b"\r")]
     good, bad = report.schema.splits["train"].rows, sum(report.bad_rows.values())
     assert good + bad == len(lines) - (kind == "csv")
-    table = pq.read_table(directory / "out" / "train" / "part-00000.parquet")
+    table = read_rows(directory / "out" / "train" / "part-00000.arrow")
     assert set(np.unique(table["label"].to_numpy()).tolist()) <= {0.0, 1.0}
     assert all(np.isfinite(table[spec.name].to_numpy()).all() for spec in report.schema.dense)
 

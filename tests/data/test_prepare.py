@@ -16,17 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hotbed.data.dataset import Dataset
 from hotbed.data.hash import MISSING_ID, hash_string
 from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import criteo_line, unpack_lines, write
+from tests.data.small import read_rows
 from tests.fresh import run_python
 
 
 def rows(directory: Path, split: str) -> pa.Table:
     schema = Schema.load(directory)
-    return pa.concat_tables(pq.read_table(directory / file) for file in schema.splits[split].files)
+    return pa.concat_tables(read_rows(directory / file) for file in schema.splits[split].files)
 
 
 def counts(directory: Path, feature: str) -> dict[int, int]:
@@ -180,11 +182,8 @@ class TestDirectory:
         pq.write_table(table, tmp_path / "f.parquet")
         split = prepare([tmp_path / "f.parquet"], tmp_path / "out", ids=["n"]).schema.splits["train"]
         assert split.file_rows == (250, 250, 250, 250, 13)
-        groups = [pq.ParquetFile(tmp_path / "out" / file).metadata for file in split.files]
-        assert [group.row_group(k).num_rows for group in groups for k in range(group.num_row_groups)] == [
-            *([100, 100, 50] * 4),
-            13,
-        ]
+        groups = Dataset.open(tmp_path / "out").split("train")
+        assert [group.rows for group in groups] == [*([100, 100, 50] * 4), 13]
         back = rows(tmp_path / "out", "train")
         ids = np.array([0, *counts(tmp_path / "out", "n")])
         np.testing.assert_array_equal(ids[back["n"].to_numpy()], np.arange(n))

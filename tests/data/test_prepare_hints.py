@@ -197,7 +197,7 @@ def test_a_small_log_is_sorted_by_its_time(tmp_path):
     )
     prepare(again, tmp_path / "same", time_column="seen", split="days:valid=1,test=2")
     for split in ("train", "valid", "test"):
-        one, other = (tmp_path / name / f"{split}/part-00000.parquet" for name in ("out", "same"))
+        one, other = (tmp_path / name / f"{split}/part-00000.arrow" for name in ("out", "same"))
         assert one.read_bytes() == other.read_bytes()
 
 

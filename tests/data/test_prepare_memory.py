@@ -17,6 +17,7 @@ from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, merge_f
 from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import IdFeature
 from hotbed.errors import ConfigError, DataError
+from tests.data.small import read_rows
 
 IDS = st.lists(st.integers(-60, 60), min_size=1, max_size=120)
 
@@ -75,7 +76,7 @@ def test_prepare_says_what_it_could_not_count(tmp_path, monkeypatch):
     listed = Dataset.open(tmp_path / "out").counts("big")
     assert set(listed.ids.tolist()) == {id_ for id_, count in true.items() if count > big.count_error} == {-1, -2, -3}
     assert big.unlisted_lookups == 3000
-    table = pq.read_table(tmp_path / "out" / "train" / "part-00000.parquet")
+    table = read_rows(tmp_path / "out" / "train" / "part-00000.arrow")
     assert np.count_nonzero(table["big"].to_numpy()) == 1000
     again = prepare([tmp_path / "f.parquet"], tmp_path / "again", **options, workers=1).schema
     assert again == schema
@@ -94,7 +95,7 @@ def test_raw_ids_are_written_whole_whatever_is_counted(tmp_path, monkeypatch):
     pq.write_table(pa.table({"label": ids % 2, "big": ids}), tmp_path / "f.parquet")
     schema = prepare([tmp_path / "f.parquet"], tmp_path / "out", ids=["big"], ids_mode="raw", memory="1GiB").schema
     assert schema.features[0].counting == "sketch"
-    table = pq.read_table(tmp_path / "out" / "train" / "part-00000.parquet")
+    table = read_rows(tmp_path / "out" / "train" / "part-00000.arrow")
     np.testing.assert_array_equal(table["big"].to_numpy(), ids)
 
 

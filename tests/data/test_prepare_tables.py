@@ -172,7 +172,7 @@ class TestWrongInputs:
             prepare([tmp_path / "a.parquet", tmp_path / "c.parquet"], tmp_path / "more")
 
     @pytest.mark.parametrize(
-        "place", ["hotbed.data.prepare.arrays.os.replace", "hotbed.data.prepare.write.pq.ParquetWriter.write_table"]
+        "place", ["hotbed.data.prepare.arrays.os.replace", "hotbed.data.prepare.write.ArrowWriter.write"]
     )
     def test_a_full_disk(self, tmp_path, monkeypatch, place):
         def full(*_: object, **__: object) -> None:

@@ -16,6 +16,7 @@ from hotbed.data.prepare.prepare import prepare
 from hotbed.data.times import TimeColumn, read_times, show_time
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import text_of, write
+from tests.data.small import read_rows
 
 MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
 
@@ -128,7 +129,7 @@ class TestDays:
             assert (tmp_path / "out" / part).read_bytes() == (tmp_path / "train" / part).read_bytes()
         mean = np.mean(np.arange(train) / 3)
         assert schema.dense[0].mean == pytest.approx(mean)
-        back = [pq.read_table(tmp_path / name / "train" / "part-00000.parquet") for name in ("out", "train")]
+        back = [read_rows(tmp_path / name / "train" / "part-00000.arrow") for name in ("out", "train")]
         assert back[0].equals(back[1])
 
     def test_counts_in_file_order_over_reels(self, tmp_path, monkeypatch):

@@ -93,9 +93,9 @@ def test_memory_does_not_follow_the_cardinality(tmp_path):
 
 def test_days_have_files(tmp_path):
     schema = write_dataset(tmp_path / "d", shape=AVAZU, train=1_000, valid=100, test=100, days=10)
-    assert schema.splits["train"].files == tuple(f"train/day-{day:05d}.parquet" for day in range(9))
+    assert schema.splits["train"].files == tuple(f"train/day-{day:05d}.arrow" for day in range(9))
     assert schema.splits["train"].file_rows == (*(120,) * 8, 40)
-    assert schema.splits["valid"].files == ("valid/day-00008.parquet", "valid/day-00009.parquet")
+    assert schema.splits["valid"].files == ("valid/day-00008.arrow", "valid/day-00009.arrow")
     assert schema.notes["rows_per_day"] == 120
     (batch,) = Loader(Dataset.open(tmp_path / "d"), "test", batch_size=100).epoch(0)
     assert np.array_equal(batch.labels, ClickLog(AVAZU, rows_per_day=120).rows(1_100, 1_200).labels)
@@ -132,9 +132,9 @@ def test_a_killed_dataset_goes_on(tmp_path):
     write_dataset(tmp_path / "whole", **wanted)
     out, partial = tmp_path / "d", tmp_path / ".d.partial"
     killed("dataset", out, 1_500)
-    assert not list(partial.rglob("day-*.parquet"))
+    assert not list(partial.rglob("day-*.arrow"))
     killed("dataset", out, 2_600)
-    finished = {path: path.stat().st_ino for path in partial.rglob("day-*.parquet")}
+    finished = {path: path.stat().st_ino for path in partial.rglob("day-*.arrow")}
     assert 5 <= len(finished) < 20
     assert not out.exists()
     inodes = {}
@@ -179,7 +179,7 @@ def test_an_interrupted_job_keeps_its_files_and_a_failed_one_does_not(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(KeyboardInterrupt):
         write_dataset(tmp_path / "d", **wanted, progress=fail(KeyboardInterrupt()))
-    assert list((tmp_path / ".d.partial").rglob("day-*.parquet"))
+    assert list((tmp_path / ".d.partial").rglob("day-*.arrow"))
 
 
 def test_killed_text_goes_on_by_day(tmp_path):

@@ -1,13 +1,11 @@
-"""Parquet row groups in, rows of batches out.
+"""Row groups in, rows of batches out.
 
 In: a block of row groups, and the position of each of its rows. Out: those rows in slabs, the memory of future batches
-(slab.py). Pages are decoded directly into them (chunks.py, pages.py); what those do not support, pyarrow decodes in the calling
-thread, and `scatter.py` copies its rows.
+(slab.py). The columns of an Arrow file are used where they were read (data/arrow_file.py); those of Parquet are decoded by
+pyarrow in the calling thread. `scatter.py` copies their rows.
 
-Everything is checked: files that changed since they were opened, wrong page checksums, nulls, labels other than 0 and 1,
-numbers that are not finite, and row numbers outside their table give a DataError that names file and row group. Of decoding,
-pages take 124 to 201 ns of CPU time a row of Criteo (in order, shuffled), pyarrow 213 to 284, with zstd 235 to 316 against 297
-to 390 (two cores, 1 M rows).
+Everything is checked: files that changed since they were opened, wrong checksums, nulls, labels other than 0 and 1,
+numbers that are not finite, and row numbers outside their table give a DataError that names file and row group.
 
 `Buffers`: reusable memory for batches: sizes in, tensors out; the memory is reused once no tensor or view refers to it.
 
@@ -25,6 +23,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,18 +33,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.data.dataset import AGAIN, RowGroup, stamp_of
-from hotbed.data.loader.chunks import read_pages
-from hotbed.data.loader.pages import scatter_pages
+from hotbed.data.arrow_file import read_batch
+from hotbed.data.dataset import AGAIN, ArrowBatch, RowGroup, stamp_of
 from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError, RemoteError
-from hotbed.files import readable
+from hotbed.files import RemotePath, readable
 from hotbed.host.jit import njit
 from hotbed.host.pinned import pinned_empty
 from hotbed.types import Jagged
 
-_MOST_OPEN = 16  # files of a thread
+_CHANGED = (
+    "The file has changed since the dataset was opened. Do not change a dataset while it is being read; start again."
+)
+_MOST_OPEN = 16  # Parquet files of a thread
 _SMALL = 1 << 17  # bytes; the C library reuses smaller pieces itself
 _STEPS = 8  # size classes between two powers of two: at most an eighth is wasted
 _address_in = ctypes.pythonapi.PyCapsule_GetPointer
@@ -66,14 +67,6 @@ class ColumnSet:
         self.flat = [*self.label, *self.dense, *self.single]
         limits = {feature.name: _limit(feature) for feature in schema.features}
         self.last = np.asarray([limits.get(name, 0) - 1 for name in self.flat], dtype=np.int64).view(np.uint64)
-        self._order: dict[tuple[str, ...], NDArray[np.int64]] = {}
-
-    def order_in(self, found: Sequence[str]) -> NDArray[np.int64]:
-        """The positions of the flat columns in a file."""
-        key = tuple(found)
-        if key not in self._order:
-            self._order[key] = np.asarray([key.index(name) for name in self.flat], dtype=np.int64)
-        return self._order[key]
 
     def kinds(self, letters: NDArray[np.int64]) -> Kinds:
         """The kinds of the flat columns; `letters` are their types in the file."""
@@ -98,14 +91,11 @@ def decode(
     start = 0
     for group in groups:
         some = place[start : start + group.rows]
-        placed = _place_pages(group, columns, some, spots)
-        if not placed:
-            _place(_read(group, columns.flat), columns, some, spots, group)
-        if columns.multi:
-            lists = _read(group, [*columns.multi])
-            _refuse_nulls(lists, [*columns.multi], group)
-            for name, feature in columns.multi.items():
-                bags[name].append(_read_bags(lists.column(name), feature, group))
+        rows = _read(group, columns)
+        _place(rows.select(columns.flat), columns, some, spots, group)
+        _refuse_nulls(rows, [*columns.multi], group)
+        for name, feature in columns.multi.items():
+            bags[name].append(_read_bags(rows.column(name), feature, group))
         start += group.rows
     return {name: _join_bags(parts, place, buffers) for name, parts in bags.items()}
 
@@ -115,33 +105,49 @@ def _limit(feature: IdFeature) -> int:
     return feature.rows if feature.mode in ("vocabulary", "direct") else 0
 
 
-def _place_pages(group: RowGroup, columns: ColumnSet, place: NDArray[np.int64], spots: RowPlaces) -> bool:
-    """Copy labels, numbers and single ids directly from the file; False if Arrow must read them."""
-    read = read_pages(group, tuple(columns.flat))
-    return read is not None and scatter_pages(read.pages, columns.kinds(read.letters), place, spots) == 0
+def fetch_ahead(group: RowGroup) -> None:
+    """Have the bytes of a row group of a store fetched; of a local file nothing, which the kernel reads ahead itself."""
+    if isinstance(group.file, RemotePath) and group.batch is not None:
+        place = group.batch.place
+        with suppress(OSError):  # whoever reads the row group reports it
+            group.file.content().fetch_ahead(place.begin, place.begin + place.length)
 
 
-def _read(group: RowGroup, names: list[str]) -> pa.RecordBatch:
+def _read(group: RowGroup, columns: ColumnSet) -> pa.RecordBatch:
+    """The columns of a row group, in memory that is not written again as long as they live."""
     try:
-        table = _open_files.get(group).read_row_group(group.number, columns=names, use_threads=False)
-        changed = group.stamp is not None and stamp_of(group.file) != group.stamp
+        rows = _read_parquet(group, columns) if group.batch is None else _read_arrow(group, group.batch)
     except RemoteError:
         raise
-    except (pa.ArrowException, OSError, IndexError) as error:
+    except (pa.ArrowException, OSError, IndexError, ValueError) as error:
         _open_files.drop()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{_where(group)} cannot be decoded ({reason}). {AGAIN}") from error
-    if table.num_rows != group.rows:
-        raise DataError(f"{_where(group)} holds {table.num_rows:,} rows; its footer said {group.rows:,}. {AGAIN}")
-    if changed:
-        raise DataError(
-            f"{_where(group)} was read from a file that has changed since the dataset was opened. "
-            "Do not change a dataset while it is being read; start again."
-        )
+        way_out = _CHANGED if _has_changed(group) else AGAIN
+        raise DataError(f"{_where(group)} cannot be decoded ({reason}). {way_out}") from error
+    if rows.num_rows != group.rows:
+        raise DataError(f"{_where(group)} holds {rows.num_rows:,} rows; its footer said {group.rows:,}. {AGAIN}")
+    if _has_changed(group):
+        raise DataError(f"{_where(group)} was read from a file that is not the one that was opened. {_CHANGED}")
+    return rows
+
+
+def _has_changed(group: RowGroup) -> bool:
+    try:
+        return group.stamp is not None and stamp_of(group.file) != group.stamp
+    except OSError:
+        return False  # it is gone
+
+
+def _read_arrow(group: RowGroup, batch: ArrowBatch) -> pa.RecordBatch:
+    memory = _file_memory.empty((batch.place.length,), torch.uint8)
+    return read_batch(group.file, batch.place, batch.schema, memory.numpy())
+
+
+def _read_parquet(group: RowGroup, columns: ColumnSet) -> pa.RecordBatch:
+    names = [*columns.flat, *columns.multi]
+    table = _open_files.get(group).read_row_group(group.number, columns=names, use_threads=False)
     batches = table.to_batches()
-    if len(batches) != 1:
-        batches = table.combine_chunks().to_batches()
-    return batches[0]
+    return batches[0] if len(batches) == 1 else table.combine_chunks().to_batches()[0]
 
 
 class _OpenFiles(threading.local):
@@ -173,14 +179,13 @@ _open_files = _OpenFiles()
 def _place(
     rows: pa.RecordBatch, columns: ColumnSet, place: NDArray[np.int64], spots: RowPlaces, group: RowGroup
 ) -> None:
-    """Copy labels, numbers and single ids of Arrow's columns."""
+    """Copy labels, numbers and single ids."""
     schema, array = rows.__arrow_c_array__()
     found = describe(_address_in(schema, b"arrow_schema"), _address_in(array, b"arrow_array"))
     if found[:, 1].any():
         _refuse_nulls(rows, columns.flat, group)
-    flat = found[columns.order_in(rows.schema.names)]
-    kinds = columns.kinds(np.ascontiguousarray(flat[:, 0]))
-    wrong = scatter(np.ascontiguousarray(flat[:, 2]), kinds, place, spots)
+    kinds = columns.kinds(np.ascontiguousarray(found[:, 0]))
+    wrong = scatter(np.ascontiguousarray(found[:, 2]), kinds, place, spots)
     if wrong >= 0:
         _refuse(rows, columns.flat[wrong], columns, group)
 
@@ -314,3 +319,6 @@ def _size_class(num_bytes: int) -> int:
     """The size class of `num_bytes`."""
     step = max(1 << (num_bytes - 1).bit_length() >> 1, _STEPS) // _STEPS
     return -(-num_bytes // step) * step
+
+
+_file_memory = Buffers(most_bytes=1 << 28)  # for the bytes of files

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import Dataset, RowGroup
 from hotbed.data.draws import key_of, permutation
-from hotbed.data.loader.chunks import fetch_ahead
-from hotbed.data.loader.decode import Buffers, ColumnSet, decode
+from hotbed.data.loader.decode import Buffers, ColumnSet, decode, fetch_ahead
 from hotbed.data.loader.slab import Slab, SlabRange, slab_ranges
 from hotbed.errors import ConfigError
 from hotbed.files import is_remote
@@ -220,7 +219,7 @@ class Loader:
             return job
 
         jobs = (
-            _looked_ahead(self._jobs(epoch, pieces, columns, buffers), columns)
+            _looked_ahead(self._jobs(epoch, pieces, columns, buffers))
             if self._is_remote
             else (self._jobs(epoch, pieces, columns, buffers))
         )
@@ -283,13 +282,12 @@ class _DecodeTask(NamedTuple):
     is_last: bool  # of the piece
 
 
-def _looked_ahead(jobs: Iterator[_DecodeTask], columns: ColumnSet) -> Iterator[_DecodeTask]:
+def _looked_ahead(jobs: Iterator[_DecodeTask]) -> Iterator[_DecodeTask]:
     """The same tasks; the bytes of those that follow are on their way from the store."""
-    names = tuple(columns.flat)
     waiting: deque[_DecodeTask] = deque()
     for job in jobs:
         for group in job.groups:
-            fetch_ahead(group, names)
+            fetch_ahead(group)
         waiting.append(job)
         if len(waiting) > _REMOTE_AHEAD:
             yield waiting.popleft()

@@ -31,10 +31,10 @@ from hotbed.host.intrinsics import (
 )
 from hotbed.host.jit import njit
 
-TILE = 512  # rows: their columns and targets fit the second-level cache
+_TILE = 512  # rows: their columns and targets fit the second-level cache
 _NEAR = 64  # rows whose targets fit the first-level cache
-FLOAT, INT32, INT64 = ord("f"), ord("i"), ord("l")  # Arrow's letters
-NO_LIMIT = np.uint64(0xFFFFFFFFFFFFFFFF)
+_FLOAT, _INT32, _INT64 = ord("f"), ord("i"), ord("l")  # Arrow's letters
+_NO_LIMIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 _NOT_FINITE = np.uint32(0x7F800000)  # and above, without the sign
 _MOST_INT32 = np.uint64(0x7FFFFFFF)
 _NOWHERE = -1
@@ -43,8 +43,8 @@ _NOWHERE = -1
 class Kinds(NamedTuple):
     """The types of the columns: label, dense, ids; label and dense may be absent."""
 
-    letters: NDArray[np.int64]  # [C] FLOAT, INT32 or INT64
-    last: NDArray[np.uint64]  # [C] the largest id, NO_LIMIT for any; unused for numbers
+    letters: NDArray[np.int64]  # [C] _FLOAT, _INT32 or _INT64
+    last: NDArray[np.uint64]  # [C] the largest id, _NO_LIMIT for any; unused for numbers
     num_labels: int  # 0 or 1
     num_dense: int
 
@@ -52,7 +52,7 @@ class Kinds(NamedTuple):
 class ScatterBuffers(NamedTuple):
     """Work memory of one thread."""
 
-    targets: NDArray[np.int64]  # [3, TILE] where the labels, numbers and ids of every row go
+    targets: NDArray[np.int64]  # [3, _TILE] where the labels, numbers and ids of every row go
     nearby: NDArray[np.int64]  # bytes of _NEAR rows
 
 
@@ -77,42 +77,42 @@ def describe(schema: int, array: int) -> NDArray[np.int64]:
         letter = load32(load64(field)) & 0xFF
         found[column, 0] = letter
         found[column, 1] = load64(child + 8)
-        found[column, 2] = load64(load64(child + 40) + 8) + size_of(letter) * load64(child + 16)
+        found[column, 2] = load64(load64(child + 40) + 8) + _size_of(letter) * load64(child + 16)
     return found
 
 
 @njit(nogil=True, cache=True)
 def scatter(addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
     """Row r of the columns at `addresses` becomes row place[r] of its block; the first wrong column, else -1."""
-    bench = scatter_buffers(kinds)
+    bench = _scatter_buffers(kinds)
     here = addresses.copy()
-    for low in range(0, len(place), TILE):
-        count = min(TILE, len(place) - low)
+    for low in range(0, len(place), _TILE):
+        count = min(_TILE, len(place) - low)
         for column in range(len(here)):
-            if is_wrong(kinds, column, here[column], count):
+            if _is_wrong(kinds, column, here[column], count):
                 return column
-        place_tile(here, kinds, place[low : low + count], spots, bench)
+        _place_tile(here, kinds, place[low : low + count], spots, bench)
         for column in range(len(here)):
-            here[column] += TILE * size_of(kinds.letters[column])
+            here[column] += _TILE * _size_of(kinds.letters[column])
     fence()
     return _NOWHERE
 
 
 @njit(nogil=True, cache=True)
-def size_of(letter: int) -> int:
+def _size_of(letter: int) -> int:
     """Bytes of a value in a column."""
-    return 8 if letter == INT64 else 4
+    return 8 if letter == _INT64 else 4
 
 
 @njit(nogil=True, cache=True)
-def scatter_buffers(kinds: Kinds) -> ScatterBuffers:
+def _scatter_buffers(kinds: Kinds) -> ScatterBuffers:
     """Work memory to place tiles."""
     row_words = len(kinds.letters)  # of eight bytes: more than a row takes
-    return ScatterBuffers(np.empty((3, TILE), dtype=np.int64), np.empty(_NEAR * row_words, dtype=np.int64))
+    return ScatterBuffers(np.empty((3, _TILE), dtype=np.int64), np.empty(_NEAR * row_words, dtype=np.int64))
 
 
 @njit(nogil=True, cache=True)
-def place_tile(
+def _place_tile(
     addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces, bench: ScatterBuffers
 ) -> None:
     """Copy a tile of rows, whose columns start at `addresses`, to their targets. Call `fence` after the last tile."""
@@ -121,7 +121,7 @@ def place_tile(
     dense_bytes, ids_bytes = 4 * kinds.num_dense, 8 * num_ids
     _aim(place, spots, dense_bytes, ids_bytes, bench.targets)
     if kinds.num_labels:
-        _place_column(addresses[0], FLOAT, len(place), bench.targets[0], 0)
+        _place_column(addresses[0], _FLOAT, len(place), bench.targets[0], 0)
     if kinds.num_dense:
         _place_rows(
             addresses[kinds.num_labels : first_id], kinds.letters[kinds.num_labels :], dense_bytes, len(place), 1, bench
@@ -190,19 +190,19 @@ def _aim(
 
 
 @njit(nogil=True, cache=True)
-def is_wrong(kinds: Kinds, column: int, address: int, count: int) -> bool:
+def _is_wrong(kinds: Kinds, column: int, address: int, count: int) -> bool:
     """Whether one of the values at `address` is invalid."""
     letter, last = kinds.letters[column], kinds.last[column]
-    if letter == INT64:
-        if last == NO_LIMIT:
+    if letter == _INT64:
+        if last == _NO_LIMIT:
             return False
         largest = np.uint64(0)
         for row in range(count):
             largest = max(largest, np.uint64(load64(address + 8 * row)))
         return bool(largest > last)
     most = np.uint32(0)
-    if letter == INT32:
-        if last == NO_LIMIT:
+    if letter == _INT32:
+        if last == _NO_LIMIT:
             return False
         for row in range(count):
             most = max(most, np.uint32(load32(address + 4 * row)))
@@ -224,7 +224,7 @@ def _place_columns(
 ) -> None:
     """Copy rows low .. high - 1, four columns at a time; the last four may overlap the previous ones."""
     end = len(addresses)
-    width = 4 if letters[0] == FLOAT else 8  # of a value in a row
+    width = 4 if letters[0] == _FLOAT else 8  # of a value in a row
     for four in range(0, end, 4):
         at = max(min(four, end - 4), 0)
         letter = letters[at]
@@ -235,7 +235,7 @@ def _place_columns(
             _place_four(addresses[at : at + 4], letter, low, whole, targets, width * at)
         if whole < high:
             for column in range(at, min(at + 4, end)):
-                address = addresses[column] + size_of(letters[column]) * whole
+                address = addresses[column] + _size_of(letters[column]) * whole
                 _place_column(address, letters[column], high - whole, targets[whole:], width * column)
 
 
@@ -247,9 +247,9 @@ def _place_four(
     for row in range(low, high, 4):
         w, x = targets[row] + shift, targets[row + 1] + shift
         y, z = targets[row + 2] + shift, targets[row + 3] + shift
-        if letter == INT32:
+        if letter == _INT32:
             transpose_int32_to_int64(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
-        elif letter == FLOAT:
+        elif letter == _FLOAT:
             transpose_4_bytes(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
         else:
             transpose_8_bytes(a + 8 * row, b + 8 * row, c + 8 * row, d + 8 * row, w, x, y, z)
@@ -258,9 +258,9 @@ def _place_four(
 @njit(nogil=True, cache=True)
 def _place_column(address: int, letter: int, count: int, targets: NDArray[np.int64], shift: int) -> None:
     for row in range(count):
-        if letter == FLOAT:
+        if letter == _FLOAT:
             store32(targets[row] + shift, load32(address + 4 * row))
-        elif letter == INT32:
+        elif letter == _INT32:
             store64(targets[row] + shift, np.int64(load32(address + 4 * row)))
         else:
             store64(targets[row] + shift, load64(address + 8 * row))

@@ -277,7 +277,7 @@ def _part(name: str, kind: Kind, options: LayoutOptions) -> Literal["multi", "id
 
 
 def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[IdFeature]) -> None:
-    """Names become Parquet columns, and names of features become file names."""
+    """Names become columns of files, and names of features become file names."""
     names = [label, *(spec.name for spec in dense), *(feature.name for feature in features)]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:

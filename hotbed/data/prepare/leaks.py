@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.data.schema import Schema
@@ -46,14 +45,14 @@ def find_leaks(directory: Path, schema: Schema) -> dict[str, float]:
 def _first_rows(directory: Path, schema: Schema) -> pa.Table:
     parts, rows = [], 0
     for file in schema.splits["train"].files:
-        with pq.ParquetFile(directory / file) as opened:
-            for group in range(opened.num_row_groups):
+        with pa.OSFile(str(directory / file)) as source, pa.ipc.open_file(source) as opened:
+            for number in range(opened.num_record_batches):
                 if rows < _ROWS:
-                    parts.append(opened.read_row_group(group))
+                    parts.append(opened.get_batch(number))
                     rows += parts[-1].num_rows
         if rows >= _ROWS:
             break
-    return pa.concat_tables(parts).slice(0, _ROWS)
+    return pa.Table.from_batches(parts).slice(0, _ROWS)
 
 
 def _firsts(column: pa.Array) -> NDArray[np.int64]:

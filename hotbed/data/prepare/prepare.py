@@ -3,7 +3,7 @@
     read     every reel of every file becomes pieces of parsed rows, on as many threads as memory allows (parse.py, piece.py)
     assign   rows are assigned to splits that depend on all rows (assign.py)
     count    feature by feature, the id lists of all pieces are merged into a vocabulary (merge.py)
-    write    the rows are written as Parquet parts (write.py)
+    write    the rows are written in parts, as Arrow files (write.py)
 
 Every step writes its results to the workspace as complete files, so a killed job resumes where it stopped (stages.py), and
 its tasks can run on many machines (workers.py). The temporary files take about as much space as the raw text. The output

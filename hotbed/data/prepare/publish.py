@@ -21,7 +21,7 @@ from hotbed.files.settings import cache_root
 from hotbed.host.atomic import make_folder
 
 SCHEMA = "schema.json"
-_OURS = re.compile(r"schema\.json|quarantine\.jsonl|[^/]+/[^/]+\.parquet")
+_OURS = re.compile(r"schema\.json|quarantine\.jsonl|[^/]+/[^/]+\.(arrow|parquet)")
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from hotbed.data.workspace import Workspace
 from hotbed.errors import FormatError
 from hotbed.host.atomic import flush_to_disk, make_folder
 
-GENERATION = 1  # raise it when temporary files or the rows of a dataset change
+GENERATION = 2  # raise it when temporary files or the rows of a dataset change
 _WORTH_KEEPING = 64 << 20  # bytes read; after an error, work beyond this is kept for the next attempt
 
 

@@ -1,12 +1,10 @@
-"""Pass 2 of prepare: parsed rows and the rows of their ids in, the Parquet files of a dataset out.
+"""Pass 2 of prepare: parsed rows and the rows of their ids in, the files of rows of a dataset out.
 
 Numbers of ids become rows of the vocabulary (row 0: unknown, then most frequent first, ties by id) or, with the hashing
-trick and for dynamic ids, 64-bit ids. Parts of about a million rows are written in parallel, in row groups of 65,536 rows, each
-atomically.
+trick and for dynamic ids, 64-bit ids. Parts of about a million rows are written in parallel, in record batches of 65,536 rows,
+each part atomically.
 
-Columns with few values are stored as dictionaries, others plainly, without compression: a row of Criteo takes 67 bytes and
-0.11 us to decode; with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (older readers lack it). Columns are declared
-without nulls, which saves 0.04 us, and pages have checksums, which cost 0.005 us and detect flipped bits.
+Files are Arrow, not packed (arrow_file.py): a row of Criteo takes 160 bytes, and no time to decode.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.data.arrow_file import SUFFIX, ArrowWriter
 from hotbed.data.prepare.arrays import ArrayFile
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import standardise
@@ -28,8 +26,6 @@ from hotbed.host.atomic import rewriting
 
 GROUP_ROWS = 1 << 16
 PART_ROWS = 1 << 20
-WRITING = {"compression": "none", "write_page_checksum": True}
-_FEW = 1 << 15  # distinct ids; above, a dictionary costs more than it saves
 
 
 class RowSpan(NamedTuple):
@@ -41,7 +37,7 @@ class RowSpan(NamedTuple):
 
 
 class DatasetPart(NamedTuple):
-    """One Parquet file: the rows of these spans, in order."""
+    """One file: the rows of these spans, in order."""
 
     file: str
     spans: tuple[RowSpan, ...]
@@ -72,12 +68,6 @@ class FinalColumns(NamedTuple):
             kinds[feature.name] = pa.list_(kind) if feature.multi else kind
         return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
-    @property
-    def few_values(self) -> list[str]:
-        """Columns that are smaller as a Parquet dictionary."""
-        small = [feature.name for feature in self.features if feature.distinct <= _FEW]
-        return [self.label, *(spec.name for spec in self.dense), *small]
-
 
 def cut_parts(split: str, spans: Sequence[RowSpan]) -> list[DatasetPart]:
     """The parts of a split whose rows are `spans`."""
@@ -92,10 +82,10 @@ def cut_parts(split: str, spans: Sequence[RowSpan]) -> list[DatasetPart]:
             rows += end - begin
             begin = end
             if rows == PART_ROWS:
-                parts.append(DatasetPart(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+                parts.append(DatasetPart(f"{split}/part-{len(parts):05d}{SUFFIX}", tuple(waiting), rows))
                 waiting, rows = [], 0
     if rows:
-        parts.append(DatasetPart(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+        parts.append(DatasetPart(f"{split}/part-{len(parts):05d}{SUFFIX}", tuple(waiting), rows))
     return parts
 
 
@@ -103,11 +93,10 @@ def write_part(part: DatasetPart, pieces: Pieces, finish: FinalColumns, director
     """Write one file; returns its number of rows."""
     path = directory / part.file
     schema = finish.schema
-    options = {**WRITING, "use_dictionary": finish.few_values}
     with (  # pieces may be deleted once the file exists
         rewriting(path, unique=True) as temporary,
         ExitStack() as stack,
-        pq.ParquetWriter(temporary, schema, **options) as writer,
+        ArrowWriter(temporary, schema) as writer,
     ):
         open_pieces = {
             number: _OpenPiece(stack, number, pieces, finish) for number in dict.fromkeys(s.piece for s in part.spans)
@@ -115,7 +104,7 @@ def write_part(part: DatasetPart, pieces: Pieces, finish: FinalColumns, director
         for spans in _groups(part.spans):
             columns = [open_pieces[span.piece].columns(span.begin, span.end) for span in spans]
             arrays = [_join([of_span[i] for of_span in columns]) for i in range(len(schema))]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=GROUP_ROWS)
+            writer.write(pa.Table.from_arrays(arrays, schema=schema), GROUP_ROWS)
     return part.rows
 
 

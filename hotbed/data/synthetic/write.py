@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.data.arrow_file import SUFFIX, ArrowWriter
 from hotbed.data.schema import FORMAT_VERSION, Schema, Split
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.number_ids import FACTS, LogVocabulary, integer_logs, number_ids
@@ -30,8 +30,8 @@ from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, make_folder, place
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 2_000_000, 200_000, 200_000
-ROW_GROUP = 1 << 14  # 8 of them make a shuffling block of the loader
-PART_ROWS = ROW_GROUP * 16
+BATCH_ROWS = 1 << 14  # of a record batch; 8 of them make a shuffling block of the loader
+PART_ROWS = BATCH_ROWS * 16
 MOST_LOOKUPS = 2**31 - 1  # of a column, since counts are 32-bit
 CHANCE_BINS = 1 << 16  # the best AUC is that of probabilities rounded to this many steps; right to 7 digits
 RAW_FORMATS = {"criteo": "criteo", "avazu": "csv", "": ""}
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
 class _FilePart(NamedTuple):
-    """One Parquet file."""
+    """One file of rows."""
 
     split: str
     file: str
@@ -170,19 +170,11 @@ class _Writer:
             return _PartSummary(part, np.load(note).astype(np.int64))
         chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
         partial = path.with_suffix(".partial")
-        writer: pq.ParquetWriter | None = None
-        for start in range(part.start, part.stop, PART_ROWS):
-            rows = self._log.rows(start, min(start + PART_ROWS, part.stop))
-            table = self._table(rows)
-            if writer is None:
-                options = {"compression": "zstd", "compression_level": 1}
-                writer = pq.ParquetWriter(
-                    partial, table.schema, use_dictionary=False, write_statistics=False, **options
-                )
-            writer.write_table(table, row_group_size=ROW_GROUP)
-            chances += bin_chances(rows)
-        if writer is not None:
-            writer.close()
+        with ArrowWriter(partial, self._columns()) as writer:
+            for start in range(part.start, part.stop, PART_ROWS):
+                rows = self._log.rows(start, min(start + PART_ROWS, part.stop))
+                writer.write(self._table(rows), BATCH_ROWS)
+                chances += bin_chances(rows)
         np.save(note, chances.astype(np.int32))
         for one in (note, note.parent):
             flush_to_disk(one)
@@ -202,8 +194,13 @@ class _Writer:
                 )
             else:
                 columns[feature.name] = rows_of.of(rows.ids[number])
-        table = pa.table(columns)  # without nulls, which the reader decodes itself instead of asking Arrow
-        return table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
+        return pa.table(columns).cast(self._columns())
+
+    def _columns(self) -> pa.Schema:
+        kinds = dict.fromkeys([self._log.shape.label, *(one.name for one in self._numbers.dense)], pa.float32())
+        for feature in self._numbers.features:
+            kinds[feature.name] = pa.list_(pa.int32()) if feature.multi else pa.int32()
+        return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
 def _settings(log: ClickLog, sizes: dict[str, int], days: int | None) -> str:
@@ -223,13 +220,13 @@ def _parts(sizes: dict[str, int], rows_per_day: int | None) -> Iterator[_FilePar
         last = first + rows
         if rows_per_day is None:
             for number, start in enumerate(range(first, last, PART_ROWS)):
-                yield _FilePart(split, f"{split}/part-{number:05d}.parquet", start, min(start + PART_ROWS, last))
+                yield _FilePart(split, f"{split}/part-{number:05d}{SUFFIX}", start, min(start + PART_ROWS, last))
         else:
             start = first
             while start < last:
                 day = start // rows_per_day
                 stop = min((day + 1) * rows_per_day, last)
-                yield _FilePart(split, f"{split}/day-{day:05d}.parquet", start, stop)
+                yield _FilePart(split, f"{split}/day-{day:05d}{SUFFIX}", start, stop)
                 start = stop
         first = last
 

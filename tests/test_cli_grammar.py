@@ -1,16 +1,19 @@
 """One grammar for all commands: a name means one thing, examples run, `--json` prints what docs/json.md says."""
 
+import inspect
 import json
 import shlex
 import warnings
+from importlib import import_module
 
 import pytest
+from typer.models import OptionInfo
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import jsonschema
 
-from hotbed.cli import COMMANDS, main
+from hotbed.cli import COMMANDS, main, options
 from hotbed.cli.describe import describe_commands
 from hotbed.cli.options import COMPARED, RENAMED
 from hotbed.cli.schemas import SCHEMAS
@@ -48,6 +51,24 @@ def test_every_command_has_the_options_that_all_have():
         assert "--json" in text.options or name == "serve", name
         assert ("--dry-run" in text.options) == (name not in WRITE_NOTHING), name
         assert text.examples, name
+
+
+def test_an_option_whose_metavar_is_its_name_is_named():
+    """Else typer 0.27 makes it --DEVICE."""
+    shared = [(name, kind.__metadata__[0]) for name, kind in vars(options).items() if hasattr(kind, "__metadata__")]
+    own = [
+        (name, one.default)
+        for entry in COMMANDS.values()
+        for command in [getattr(import_module(entry.module), entry.attribute)]
+        for name, one in (inspect.signature(command).parameters.items() if inspect.isfunction(command) else ())
+    ]
+    checked = 0
+    for name, one in (*shared, *own):
+        if isinstance(one, OptionInfo) and one.metavar is not None:
+            checked += 1
+            is_named = one.param_decls or str(one.default).startswith("--")  # in an annotation the first is a name
+            assert is_named or one.metavar.lower() != name.lower(), name
+    assert checked > 20
 
 
 def test_groups_of_commands(hotbed):

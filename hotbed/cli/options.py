@@ -2,6 +2,8 @@
 
 A command takes these types for its parameters and says in its docstring what it does when an option is left out.
 Commands that compare values (simulate, bench) take the same values, separated by commas, and say so: `COMPARED`.
+
+Where the metavar is the name in capitals, the option is named as well: typer 0.27 would make it `--DEVICE`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _RUN = "A run folder, of a run that may still be training."
 _RUN_FILE = "Settings as .yaml, .toml or .json, such as a run's config.json."
 
 # what is read
-Data = Annotated[str | None, typer.Option(metavar="DATA", help=_DATA)]
+Data = Annotated[str | None, typer.Option("--data", metavar="DATA", help=_DATA)]
 DataPlace = Annotated[str | None, typer.Argument(metavar="DATA", help=_DATA)]
 RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help=_RUN_FILE)]
 ModelPlace = Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL)]
@@ -70,7 +72,7 @@ ReadCache = Annotated[
 Checkpoints = Annotated[
     Path, typer.Argument(metavar="CHECKPOINTS", help="A run folder, a folder of checkpoints, or one checkpoint.")
 ]
-Split = Annotated[str | None, typer.Option(metavar="SPLIT", help="The split to read: train, valid or test.")]
+Split = Annotated[str | None, typer.Option("--split", metavar="SPLIT", help="The split to read: train, valid or test.")]
 MaxBad = Annotated[
     str,
     typer.Option(metavar="N|N%", help="Stop when more rows than this cannot be read: a number or a share: 100 or 1%."),
@@ -80,7 +82,7 @@ MaxBad = Annotated[
 ModelName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Model name, of `hotbed models`, or my_model.py:MyModel.")
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples in a batch, of all ranks together.")]
 Dim = Annotated[int | None, typer.Option(min=1, metavar="N", help=_DIM)]
 Dims = Annotated[str | None, typer.Option(metavar="N,...", help=_DIM + COMPARED)]

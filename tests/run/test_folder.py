@@ -8,8 +8,7 @@ from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE
 from hotbed.run.folder import CONTENT, alone, check_free, default_run, make_run, read_json
 from hotbed.telemetry.observer import Best, Progress
-from hotbed.train.checkpoint import checkpoint_root
-from hotbed.train.loop import Training
+from hotbed.train.checkpoint import BestWeights, checkpoint_root
 
 
 @pytest.mark.parametrize(
@@ -160,13 +159,10 @@ def test_files_of_a_run_are_read_or_told(tmp_path):
 
 def test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them(tmp_path):
     """Of three, one is named by a checkpoint, one is the best by now, and one is neither."""
-    training = Training.__new__(Training)
-    training.run, training.world = tmp_path, ALONE
-    training.progress = Progress(best=Best(0.7, 1, 9, 90))
     for step in (1, 5, 9):
         (tmp_path / "best" / str(step)).mkdir(parents=True)
     tables = hotbed.EmbeddingTables({"a": hotbed.Table(10, 4)})
     document = {"progress": {"best": {"auc": 0.6, "epoch": 1, "step": 5, "samples": 50}}}
     Saver(checkpoint_root(tmp_path), tables).save(State(6, {}, document), wait=True)
-    training._tidy()
+    BestWeights(tmp_path, ALONE).tidy(Progress(best=Best(0.7, 1, 9, 90)))
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["5", "9"]

@@ -12,8 +12,8 @@ PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-# processes that run tests; each takes a file at a time, and waits for others a third of the time
-WORKERS ?= 3
+# processes that run tests; each takes a file at a time, and waits for others nearly half of the time
+WORKERS ?= 4
 # share of the demo's rows on the device; 0 keeps the tables whole
 CACHE ?= 0.015
 

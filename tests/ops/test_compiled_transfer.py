@@ -76,6 +76,33 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_windows_give_the_rows_of_a_dict(seed):
+    """Windows are planned ahead of their exchange; rows leave, come back late, are created, and leave again meanwhile."""
+    generator = np.random.default_rng(seed)
+    windows = Windows(rows=12, room=8)
+    stored, cached, planned = {}, {}, []  # values by key: below, in the cache as planned
+    number = 0
+    while number < WINDOWS - 1 or planned:
+        if number < WINDOWS - 1 and len(planned) < 1 + generator.integers(3):
+            victims = [key for key in cached if generator.random() < 0.5]
+            misses = [key for key in range(12) if key not in cached and generator.random() < 0.4][:8]
+            leaving = [float(100 * number + key + 1) for key in victims]
+            expected = [stored.get(key) for key in misses]
+            stored |= dict(zip(victims, leaving))
+            cached = {key: None for key in cached if key not in victims} | dict.fromkeys(misses)
+            windows.plan(number, misses=misses, victims=victims)
+            planned.append((number, leaving, expected))
+            number += 1
+        else:
+            first, leaving, expected = planned.pop(0)
+            assert windows.exchange(first, leaving) == expected, first
+    windows.transfer.drain()
+    for key in range(12):
+        assert windows.records[key].tolist() == [stored.get(key, 0.0)] * WIDTH
+    windows.transfer.stop()
+
+
 def test_rows_of_several_chunks_come_and_go():
     """Some of every chunk were never written."""
     rows, room, generator = 8192, 4096, torch.Generator().manual_seed(0)

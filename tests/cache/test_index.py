@@ -195,6 +195,20 @@ def test_one_large_batch_does_not_make_later_ones_wait(monkeypatch: pytest.Monke
     assert True not in waits
 
 
+def test_lookups_of_few_keys_do_not_make_a_batch_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What batches have taken lately says how many cells the next one takes, not its lookups."""
+    cache = Cache(200, ORACLE, torch.device("cpu"))
+    num_cells = cache.parts()[0].key.shape[0]
+    cache.plan([cache.arrive(torch.arange(5), None)], train=True)
+    cache.counters.publish()
+    waits: list[bool] = []
+    count = cache._count_live
+    monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
+    cache.plan([cache.arrive(torch.arange(5).repeat(num_cells // 6), None)], train=True)
+    assert waits
+    assert True not in waits
+
+
 def test_the_table_grows_for_a_first_batch_that_would_crowd_it() -> None:
     cache = Cache(200, ORACLE, torch.device("cpu"))
     num_cells = cache.parts()[0].key.shape[0]

@@ -14,11 +14,11 @@ from benchmarks.mutants.changes import Change
 from benchmarks.mutants.seen import NEAR, SLOW, test_files
 from benchmarks.mutants.trees import Tree, failures
 
-_WALL = 30.0  # seconds on a busy machine for one of processor time
+_WALL = 10.0  # seconds on a busy machine for one of processor time
 
 
 class NearTests:
-    """`limit`: seconds of processor time for each change."""
+    """`limit`: seconds of processor time for each change, half of it for each of three lots of files."""
 
     def __init__(self, root: Path, limit: float) -> None:
         self._root, self._limit = root, limit

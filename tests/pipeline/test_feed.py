@@ -870,6 +870,21 @@ def test_rows_that_leave_with_one_window_and_come_with_the_next_are_read_after_t
     assert done == [("read", 0), ("read late", 0), ("read", 1), ("write", 0), ("read late", 1)]
 
 
+def test_a_process_that_ends_waits_for_the_rows_on_their_way():
+    written = []
+
+    class Group:
+        def write(self, fetch):
+            written.append(fetch)
+
+    mover = TransferThread(torch.device("cpu"))
+    mover.start()
+    mover.write(WindowRows(0, [(Group(), "rows")]))
+    mover.abandon()
+    assert written == ["rows"]
+    assert not mover._thread.is_alive()
+
+
 class Slow:
     """A loader that gives a batch only when the last one that it gave has been used: nothing can be read far ahead."""
 

@@ -11,7 +11,8 @@ that runs out of time has noticed.
 What was learned (WORK/seen) may be carried to another machine. A test that is only known to pass elsewhere and fails for a
 change runs once more without it: where it fails there too, it has noticed nothing, and the change is tried without that test.
 
-Results are written to --out as they come; a second call continues, and runs again what survived and has no reason. --minutes
+Results are written to --out as they come; a second call continues, and runs again what survived and has no reason. A change
+that known.py says nobody can notice is not tried, and counts as one that survived. --minutes
 ends a call in time. --known makes the changes of known.py instead, each before the test that must notice it. The run exits with
 1 where one does not, or where less than --share of the changes are noticed, with 2 where some are left for another call.
 `--jobs 14` takes minutes on 16 cores, one job an hour or two.
@@ -33,12 +34,11 @@ from typing import NamedTuple
 
 from benchmarks.mutants.changes import Change, choose
 from benchmarks.mutants.known import EQUIVALENT, KNOWN, known_changes
-from benchmarks.mutants.near import NearTests
+from benchmarks.mutants.near import NONE_FOUND, NearTests
 from benchmarks.mutants.seen import Case, cases_for, see, test_files
 from benchmarks.mutants.trees import Ended, Tree, failures
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_NONE_FOUND = 5  # pytest's word for it
 _NAMED_SECONDS = 60.0  # a guess at the time of a test that was not run before
 _GRACE = 45.0  # seconds for changes that were begun in time
 _MORE = 2  # the code of a call that left changes for another
@@ -57,6 +57,11 @@ class Job(NamedTuple):
     def key(self) -> tuple[str, str, str, str]:
         return self.change.file, self.change.function, self.before, self.after
 
+    @property
+    def reason(self) -> str:
+        """Why no test can notice; nothing where one should."""
+        return EQUIVALENT.get((self.change.file, self.before, self.after), "")
+
     def among(self, tests: list[Case], limit: float) -> Job:
         """The same with the tests that run what is changed."""
         return self._replace(tests=cases_for(self.change, tests, limit, ROOT))
@@ -64,7 +69,7 @@ class Job(NamedTuple):
     def row(self, outcome: str, test: str, seconds: float, num_tests: int) -> dict[str, str]:
         """What is written of it."""
         change = self.change
-        reason = "" if outcome == "killed" else EQUIVALENT.get((change.file, self.before, self.after), "")
+        reason = "" if outcome == "killed" else self.reason
         values = (
             outcome, change.file, change.line, change.function, change.kind, self.before, self.after, test,
             f"{seconds:.1f}", num_tests, reason,
@@ -88,7 +93,7 @@ def main() -> int:
     print(f"{len(jobs)} changes, {len(jobs) - len(left)} of them noticed before", flush=True)
     run = _Run(trees, rows, asked.out, began, deadline)
     if not (asked.known or asked.learn or asked.tests):
-        run.near(left, asked.limit)
+        run.near(left, asked.limit, _read(asked.earlier))
         left = [job for job in left if not (_is_killed(rows, job) or rows.get(job.key, {}).get("reason"))]
     if asked.learn or (left and not asked.near):
         tests = see(ROOT, asked.work, trees, files, lambda text: print(f"{_minutes(began)} {text}", flush=True))
@@ -126,6 +131,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=ROOT / ".cache" / "mutants" / "mutants.csv", help="results (%(default)s)"
     )
+    parser.add_argument(
+        "--earlier", type=Path, default=ROOT / "benchmarks" / "results" / "mutants.csv",
+        help="results of another run: the tests that noticed changes then are tried first (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no change later than this, and end soon")
     parser.add_argument("--near", action="store_true", help="try near tests alone")
     parser.add_argument("--learn", action="store_true", help="only learn which functions tests run")
@@ -163,15 +172,17 @@ class _Run:
         self._lock, self._done, self._num_jobs = threading.Lock(), 0, 0
         self._passing, self._failing = set[str](), set[str]()  # tests, on the tree as it is
 
-    def near(self, jobs: list[Job], limit: float) -> None:
-        """Each before the tests near it; a test counts that passes without the change."""
+    def near(self, jobs: list[Job], limit: float, earlier: dict[tuple[str, ...], dict[str, str]]) -> None:
+        """Each before the test that noticed it earlier and the tests near it; one counts that passes without the change."""
         tests = NearTests(ROOT, limit)
 
         def outcome(job: Job, tree: Tree) -> dict[str, str] | None:
             if time.perf_counter() > self._deadline:
                 return None
             began = time.perf_counter()
-            failed, tried = tests.failed(job.change, tree)
+            if job.reason:  # why no test can notice
+                return job.row("survived", "", 0.0, 0)
+            failed, tried = tests.failed(job.change, tree, earlier.get(job.key, {}).get("test", ""))
             return job.row("failed" if failed else "survived", failed, time.perf_counter() - began, tried)
 
         left = [job for job in jobs if self._rows.get(job.key, {}).get("outcome") != "failed"]
@@ -245,7 +256,7 @@ class _Run:
         if time.perf_counter() > self._deadline:
             return None
         if not tests:
-            return Ended(_NONE_FOUND, "")
+            return Ended(NONE_FOUND, "")
         with tree.changed(change.file, change.apply((ROOT / change.file).read_bytes())):
             ended = _pytest(tree, tests, limit)
         return None if ended.code is None and limit < wanted else ended
@@ -268,7 +279,7 @@ def _pytest(tree: Tree, tests: list[Case], limit: float) -> Ended:
 
 
 def _word_of(ended: Ended) -> str:
-    is_there = ended.code != _NONE_FOUND and "file or directory not found" not in ended.output
+    is_there = ended.code != NONE_FOUND and "file or directory not found" not in ended.output
     return ("survived" if ended.code == 0 else "killed") if is_there else "no test"
 
 

@@ -294,6 +294,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if load_acquire(job + 8 * _FAILED) == 0:",
         "if load_acquire(job - 8 * _FAILED) == 0:",
     ): "reading does not stop early after a record that is damaged; who failed first is reported all the same",
+    (
+        "hotbed/store/ssd/kernels.py",
+        "if i + _AHEAD < keys.size:",
+        "if i + _AHEAD <= keys.size:",
+    ): "a hint to the processor, for whatever comes after the last key",
+    (
+        "hotbed/ids/kernels.py",
+        "hash_ = hash_of(table, id_)",
+        "hash_ = hash_of(id_, table)",
+    ): "in `_ask`, a hint to the processor",
+    (
+        "hotbed/pipeline/reader.py",
+        "while len(self._found) > self._low + 1 and not self._stopped:",
+        "while len(self._found) > self._low and not self._stopped:",
+    ): "reading continues a batch later; who wants one that is not there wakes the reader",
+    (
+        "hotbed/store/ssd/read.py",
+        'return shared("hotbed-ssd", NUM_THREADS - 1, watch=0, scratch_bytes=MAX_RECORD_BYTES)',
+        'return shared("hotbed-ssd", NUM_THREADS, watch=0, scratch_bytes=MAX_RECORD_BYTES)',
+    ): "a thread more reads the same",
 }
 
 

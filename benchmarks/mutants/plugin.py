@@ -1,6 +1,7 @@
 """Loaded into pytest. MUTANTS_SEEN: note which functions of hotbed every test runs. MUTANTS_TESTS: run these, in this order.
 
-MUTANTS_WITHOUT: leave these out. MUTANTS_SECONDS: of processor time, after which tests are skipped.
+MUTANTS_WITHOUT: leave these out. MUTANTS_SECONDS: of processor time. Every file has its part of what the files before it left,
+runs one case of every test first, and skips the rest when its time is over.
 
 Processes that tests start note what they run in a file of the same name (hook.py), which is read after every test.
 """
@@ -8,8 +9,10 @@ Processes that tests start note what they run in a file of the same name (hook.p
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -68,6 +71,45 @@ if _WITHOUT:
         return set(Path(_WITHOUT).read_text().splitlines())  # type: ignore[arg-type]
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if sum(os.times()[:4]) > _SECONDS:
-        pytest.skip("no time is left")
+class _Shares:
+    """The processor time of every file, from its first test on."""
+
+    def __init__(self) -> None:
+        self._end = 0.0  # of all
+        self._left: list[str] = []
+        self._file, self._until = "", 0.0
+
+    def divide(self, items: list[pytest.Item]) -> None:
+        """Among these, which are put in order."""
+        self._left = list(dict.fromkeys(_file_of(item) for item in items))
+        cases = Counter[str]()
+        order = {}
+        for place, item in enumerate(items):
+            name = item.nodeid.partition("[")[0]
+            order[item] = self._left.index(_file_of(item)), cases[name], place
+            cases[name] += 1
+        items.sort(key=order.__getitem__)
+
+    def has_time(self, item: pytest.Item) -> bool:
+        now = sum(os.times()[:4])
+        if _file_of(item) != self._file:
+            self._file = _file_of(item)
+            self._end = self._end or now + _SECONDS
+            self._until = now + (self._end - now) / len(self._left)
+            self._left.remove(self._file)
+        return now <= self._until
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+if math.isfinite(_SECONDS):
+    _shares = _Shares()
+
+    def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+        _shares.divide(items)
+
+    def pytest_runtest_setup(item: pytest.Item) -> None:
+        if not _shares.has_time(item):
+            pytest.skip("no time is left")

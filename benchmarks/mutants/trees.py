@@ -1,8 +1,8 @@
 """Copies of the tree for changes to be made in, each with compiled kernels of its own that are already there.
 
 Numba keeps kernels in folders named by the path of their source, and takes one as new when that file's time or size is
-another. So kernels can be carried from copy to copy under other names, and a change makes those of its own file stale; kernels
-that call into that file are moved aside while it is changed.
+another. So kernels can be carried from copy to copy under other names. A change makes those of its own file stale: they are
+moved aside meanwhile. Kernels of other files are kept under the code that they reach (hotbed/host/jit.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.mutants.warm import WarmPytest
-from tests.kernel_sources import importers_of, kernel_digest
+from tests.kernel_sources import kernel_digest
 
 _LEFT_OUT = (".git", ".venv", ".cache", ".carry", "*_cache", "_build", "runs", ".hypothesis")
 
@@ -48,7 +48,7 @@ class Tree:
             root / "hotbed"
         )  # a kernel in a cache of the same name is not stale, see tests/conftest.py
         self.path, self.kernels = folder / "tree", folder / f"numba-{digest}"
-        self._root, self._num_changes = root, 0
+        self._num_changes = 0
         self._warm: WarmPytest | None = None
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.copytree(root, self.path, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
@@ -93,8 +93,7 @@ class Tree:
         """While the file is another one. Python and Numba both know a file by its time."""
         path, aside = self.path / file, self.path.parent / "aside"
         before, times = path.read_bytes(), path.stat()
-        sources = [self.path / one for one in _made_of(self._root, file)]
-        stale = [kernel for one in sources for kernel in self._kernels_of(one)]
+        stale = self._kernels_of(path)
         shutil.rmtree(aside, ignore_errors=True)
         for kernel in stale:
             (aside / kernel.parent.name).mkdir(parents=True, exist_ok=True)
@@ -107,7 +106,7 @@ class Tree:
         finally:
             path.write_bytes(before)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-            for kernel in [kernel for one in sources for kernel in self._kernels_of(one)]:
+            for kernel in self._kernels_of(path):
                 kernel.unlink()
             for kernel in stale:
                 (aside / kernel.parent.name / kernel.name).rename(kernel)
@@ -143,12 +142,6 @@ def _others_of(root: Path) -> list[str]:
     """Where else Python looks for modules, as whoever called this said; not in the tree itself."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [str(Path(one).resolve()) for one in given if one and Path(one).resolve() != root.resolve()]
-
-
-@cache
-def _made_of(root: Path, file: str) -> list[Path]:
-    """Files whose kernels a change of this one may change."""
-    return [one.relative_to(root) for one in importers_of(root / "hotbed", root / file)]
 
 
 @cache

@@ -140,6 +140,14 @@ def test_batches_ahead_can_be_dropped(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_oracle_lets_the_row_go_whose_next_use_is_farthest(backend: str) -> None:
+    feeder = Feeder(3, "oracle", backend)
+    first, second, *_ = [feeder.arrive(keys) for keys in ([1, 2, 3], [4], [3], [1], [2])]
+    feeder.cache.plan([first], True)
+    assert feeder.cache.plan([second], True).victim_keys.tolist() == [2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_batch_at_once_leaves_the_look_ahead_alone(backend: str) -> None:
     feeder = Feeder(3, "oracle", backend)
     ahead = feeder.arrive([7, 8])
@@ -287,3 +295,29 @@ def test_a_recorded_cache_counts_what_windows_freed_whether_or_not_anybody_read_
     recorded.settle()
     assert feeder.cache.num_live == 8
     feeder.cache.check_integrity()
+
+
+@needs_triton
+def test_a_recorded_cache_that_is_settled_has_counted_the_batches_ahead() -> None:
+    from hotbed.cache.recorded_planner import RecordedCache
+    from hotbed.ops.inputs.triton import Descriptions
+
+    feeder = Feeder(8, "oracle", "triton")
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
+    recorded = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    recorded.arrive(describe_ids(torch.arange(8, device=feeder.device)))
+    recorded.settle()
+    assert feeder.cache.num_live == 8
+
+
+@needs_triton
+def test_a_planned_batch_without_its_padding() -> None:
+    from hotbed.cache.recorded_planner import BatchSlots
+
+    parts = [torch.arange(9, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.int32)]
+    whole = BatchSlots(*parts, torch.arange(7), torch.arange(9, dtype=torch.int32), torch.rand(9))
+    cut = whole.cut(5, 3)
+    assert [None if part is None else part.shape[0] for part in cut] == [5, 5, 5, 4, 5, 5]
+    assert all(torch.equal(part, one[: part.shape[0]]) for part, one in zip(cut, whole))
+    assert BatchSlots(*parts).cut(5, 3)[3:] == (None, None, None)

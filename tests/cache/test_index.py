@@ -195,6 +195,27 @@ def test_one_large_batch_does_not_make_later_ones_wait(monkeypatch: pytest.Monke
     assert True not in waits
 
 
+def test_lookups_of_few_keys_do_not_make_a_batch_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What batches have taken lately says how many cells the next one takes, not its lookups."""
+    cache = Cache(200, ORACLE, torch.device("cpu"))
+    num_cells = cache.parts()[0].key.shape[0]
+    cache.plan([cache.arrive(torch.arange(5), None)], train=True)
+    cache.counters.publish()
+    waits: list[bool] = []
+    count = cache._count_live
+    monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
+    cache.plan([cache.arrive(torch.arange(5).repeat(num_cells // 6), None)], train=True)
+    assert waits
+    assert True not in waits
+
+
+def test_the_table_grows_for_a_first_batch_that_would_crowd_it() -> None:
+    cache = Cache(200, ORACLE, torch.device("cpu"))
+    num_cells = cache.parts()[0].key.shape[0]
+    cache.arrive(torch.arange(int(0.9 * num_cells)), None)
+    assert cache.parts()[0].key.shape[0] > num_cells
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3, 8])
 def test_no_two_steps_of_batches_ahead_share_a_bit(stride: int) -> None:
     cache = Cache(16, ORACLE, torch.device("cpu"))
@@ -249,6 +270,7 @@ def test_an_index_that_may_not_grow_is_filled_higher(bounded: bool) -> None:
     assert cache.has_room(int(0.69 * num_cells), 1)
     assert cache.has_room(int(0.71 * num_cells), 1) == bounded
     assert not cache.has_room(int(0.96 * num_cells), 1)
+    assert cache.has_room(1, num_cells)  # just so
     assert not cache.has_room(1, num_cells + 1)
 
 

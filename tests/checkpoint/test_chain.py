@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hotbed.checkpoint import Policy, Saver
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, remember, unneeded
-from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.errors import RunError
 from tests.checkpoint.fakes import DictTables, state
@@ -90,6 +90,20 @@ def test_retention_never_breaks_a_chain(tmp_path):
             chain_of(Entry(folder, read_manifest(folder)))
     assert [int(folder.name) for folder in folders_in(tmp_path)] == [4, 5, 6, 7, 8]
     assert [folder.name for folder in unneeded(tmp_path, 1)] == [f"{step:012}" for step in (4, 5, 6, 7)]
+
+
+def test_what_a_damaged_checkpoint_may_add_to_is_kept(tmp_path):
+    tables = DictTables()
+    saver = Saver(tmp_path, tables, Policy(full_every=9, keep=9))
+    tables.write("user", *range(1000))
+    for step in range(4):
+        tables.write("user", step)
+        saver.save(state(step), wait=True)
+    assert unneeded(tmp_path, 1) == []
+    folders = folders_in(tmp_path)
+    for damaged in (folders[3], folders[0]):  # the first has none before it
+        (damaged / MANIFEST).write_text("{")
+        assert unneeded(tmp_path, 1) == []
 
 
 def test_the_same_step_twice(tmp_path):

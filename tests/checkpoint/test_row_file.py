@@ -74,7 +74,7 @@ def test_rows_come_back_to_the_bit(tmp_path_factory, sizes, dim, dtype, group):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("dim", [1, 2, 3, 16])
 def test_pyarrow_reads_the_same(tmp_path, monkeypatch, dtype, dim):
     monkeypatch.setattr(row_file, "GROUP_BYTES", 5000)
     path = tmp_path / "a.parquet"

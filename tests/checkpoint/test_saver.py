@@ -87,6 +87,20 @@ def test_what_is_given_up_leaves_nothing(tmp_path):
     assert all(path.name == "000000000001" for path in tmp_path.iterdir())
 
 
+def test_who_gives_up_waits_for_the_writer(tmp_path, held, monkeypatch):
+    begun, go = held
+    tables = DictTables()
+    saver = Saver(tmp_path, tables)
+    tables.write("user", 1)
+    assert saver.save(state(1))
+    assert begun.wait(60)
+    thread, join = saver._thread, saver._thread.join
+    monkeypatch.setattr(thread, "join", lambda: go.set() or join())  # it can end only now
+    saver.cancel()
+    assert go.is_set()
+    assert not thread.is_alive()
+
+
 def test_errors_come_back_once(tmp_path, monkeypatch):
     tables = DictTables()
     saver = Saver(tmp_path, tables)

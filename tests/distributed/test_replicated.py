@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
 from hotbed.parallel import auto
-from hotbed.parallel.auto import CollectiveSpeed, CollectiveSpeeds, costs_of, measure_speeds
+from hotbed.parallel.auto import AutoFront, CollectiveSpeed, CollectiveSpeeds, costs_of, measure_speeds
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, RowTally
@@ -245,6 +246,15 @@ class Lines(logging.Handler):
 
     def emit(self, record):
         self.found.append(record.getMessage())
+
+
+def test_batches_before_the_trial_do_not_count():
+    front = AutoFront.__new__(AutoFront)
+    front._front, front._before, front._num_batches = SimpleNamespace(lookup=lambda lookups: lookups), RowTally(), 0
+    for count in range(auto._IGNORED + 2):
+        front._replicated = SimpleNamespace(tally=RowTally(batches=count))
+        front.lookup(None)
+    assert front._before == RowTally(batches=auto._IGNORED)
 
 
 def test_costs_are_the_bytes_that_are_sent():

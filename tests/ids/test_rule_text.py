@@ -1,8 +1,13 @@
 import pytest
 
 from hotbed.errors import ConfigError
-from hotbed.ids import Admit, Expire
-from hotbed.ids.rules import parse_admit, parse_expire
+from hotbed.ids import Admit, Expire, TableRules
+from hotbed.ids.rules import RuleArrays, parse_admit, parse_expire
+
+
+def test_tables_are_swept_before_every_so_many_batches():
+    rules = RuleArrays([TableRules(None, Expire(unused_steps=9, every=every)) for every in (1, 3)] + [TableRules()])
+    assert [rules.due(batch).tolist() for batch in (2, 3)] == [[True, False, False], [True, True, False]]
 
 
 @pytest.mark.parametrize(

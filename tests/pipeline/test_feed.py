@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -842,6 +843,48 @@ def test_moves_that_were_waiting_when_another_failed():
     assert isinstance(mover.error, BrokenError)
 
 
+def test_rows_that_leave_with_one_window_and_come_with_the_next_are_read_after_they_are_written():
+    done = []
+
+    class Group:
+        def read(self, fetch):
+            done.append(("read", fetch.number))
+
+        def read_late(self, fetch):
+            done.append(("read late", fetch.number))
+
+        def write(self, fetch):
+            done.append(("write", fetch.number))
+
+    class Rows(NamedTuple):
+        number: int
+        num_late: int
+
+    mover, group = TransferThread(torch.device("cpu")), Group()
+    mover.start()
+    first, second = (mover.read([(group, Rows(number, number))]) for number in range(2))
+    mover.write(first)
+    mover.drain()
+    assert second.staged.is_set()
+    mover.close()
+    assert done == [("read", 0), ("read late", 0), ("read", 1), ("write", 0), ("read late", 1)]
+
+
+def test_a_process_that_ends_waits_for_the_rows_on_their_way():
+    written = []
+
+    class Group:
+        def write(self, fetch):
+            written.append(fetch)
+
+    mover = TransferThread(torch.device("cpu"))
+    mover.start()
+    mover.write(WindowRows(0, [(Group(), "rows")]))
+    mover.abandon()
+    assert written == ["rows"]
+    assert not mover._thread.is_alive()
+
+
 class Slow:
     """A loader that gives a batch only when the last one that it gave has been used: nothing can be read far ahead."""
 
@@ -964,7 +1007,7 @@ def test_windows_that_are_taken_back_are_kept_until_the_device_is_past_them(monk
         feed.close()
 
 
-@pytest.mark.parametrize(("window", "ahead", "expected"), [(1, 6, 6), (4, 2, 4), (None, 3, 3)])
+@pytest.mark.parametrize(("window", "ahead", "expected"), [(1, 6, 6), (4, 2, 4), (None, 3, 3), (1, 30, 30)])
 def test_as_many_batches_are_known_ahead_as_were_asked_for(window, ahead, expected):
     tables = make(**SMALL)
     feed = Feed(matrices(12), tables, window, ahead)
@@ -972,6 +1015,19 @@ def test_as_many_batches_are_known_ahead_as_were_asked_for(window, ahead, expect
     try:
         step(tables, *feed.next())
         assert feed._look_ahead == expected
+    finally:
+        feed.close()
+
+
+def test_who_has_batches_taken_back_soon_looks_half_as_far_ahead():
+    tables = hotbed.EmbeddingTables({"a": Table(None, 4)}, hbm="4KiB")
+    feed = Feed([torch.arange(8)[:, None] + n for n in range(12)], tables, 1, 6)
+    feed.start()
+    try:
+        for expected in (6, 3):
+            step(tables, *feed.next())
+            assert feed._look_ahead == expected
+            tables.ownership.claim(drop=True)
     finally:
         feed.close()
 

@@ -238,6 +238,13 @@ def test_a_stream_that_is_left_keeps_its_batches(kind, cache):
     assert not leftovers._leftovers
 
 
+def test_batches_made_in_inference_mode():
+    with torch.inference_mode():
+        batches = [ids.clone() for ids in matrices(4)]
+    found = list(hotbed.prefetch(batches, make()))
+    assert all(torch.equal(one, other) for one, other in zip(found, matrices(4), strict=True))
+
+
 def test_a_stream_whose_reads_draw_keeps_its_batches():
     def twice(ahead):
         torch.manual_seed(7)

@@ -8,6 +8,8 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import BudgetError, IdError
+from hotbed.pipeline.feed import Feed
+from hotbed.pipeline.recorded import RecordedPlanner
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
@@ -48,6 +50,20 @@ def test_the_recorded_way_gives_the_same_bits(share, look_ahead):
     assert counts.keys == counts.hits + counts.misses
     for group in cached[1].groups:
         group.residency.cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_the_next_window_is_decided_before_it_is_wanted():
+    tables = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, cache=0.7)
+    feed = Feed([ids[:, :2].contiguous() for ids in batches(6, 4)], tables, 1, 2)
+    feed.start()
+    try:
+        feed._reader._thread.join()  # fewer than are read ahead
+        feed.next()
+        assert isinstance(feed._planner, RecordedPlanner)
+        assert feed._decided
+    finally:
+        feed.close()
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

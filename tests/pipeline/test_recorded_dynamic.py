@@ -5,6 +5,7 @@ Plans are replayed, here launch by launch under Triton's interpreter; keys come 
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,9 +13,10 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.errors import ShapeError
 from hotbed.ids import Admit, Expire
+from hotbed.ops.inputs import LENGTH, OFFSETS, SPAN
 from hotbed.pipeline.batches import ids_of
 from hotbed.pipeline.encodings import NARROW, WIDE, KeyEncoding, MapEncoding
-from hotbed.pipeline.ids_ahead import IdReader
+from hotbed.pipeline.ids_ahead import IdReader, _offsets_rise
 from hotbed.tables.group.ahead import IdsAhead
 from hotbed.tables.group.cached import CachedRows
 
@@ -159,6 +161,23 @@ def test_ids_that_are_known_need_no_copy(widths, monkeypatch):
     monkeypatch.setattr(IdsAhead, "settle", settled)
     train(tables, batches, {"window": 1})
     assert found == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("offsets", "length", "good"),
+    [
+        ([0, 2, 2, 5], 5, True),
+        ([0, 3, 2, 5], 5, False),
+        ([0, 2, 6, 5], 5, False),
+        ([1, 2, 2, 5], 5, False),
+        ([0, 2, 2, 5], 6, False),
+    ],
+)
+def test_offsets_rise_from_0_to_the_number_of_values(offsets, length, good):
+    memory = torch.tensor([9, 9, 9, *offsets])  # what stands before them does not count
+    spans = np.zeros((2, SPAN), dtype=np.int64)
+    spans[1, OFFSETS], spans[1, LENGTH] = memory[3:].data_ptr(), length
+    assert _offsets_rise(spans, len(offsets) - 1) == good
 
 
 def test_offsets_that_fall_teach_nothing():

@@ -231,6 +231,16 @@ def test_written_bytes_count_compaction_and_headers(tmp_path):
     store.close()
 
 
+def test_nothing_is_compacted_any_more_once_it_is_stopped(store):
+    keys = torch.arange(4)
+    store.write(keys, first(keys))
+    store._compaction.stop()
+    store.write(keys[:3], first(keys[:3]))  # leaves one of four live
+    assert store._compaction.candidate() is not None
+    store._compaction.wait()
+    assert store.counts.compactions == 0
+
+
 def test_many_short_segments_are_joined(store):
     for step in range(200):
         keys = torch.tensor([step % NUM_ROWS])

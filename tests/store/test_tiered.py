@@ -147,6 +147,22 @@ def test_every_row_asked_is_counted_by_its_tier(tmp_path):
     store.close()
 
 
+def test_rows_of_a_checkpoint_are_back_in_the_slots_they_had(tmp_path):
+    store = open_store(tmp_path, num_slots=4)
+    records = torch.rand(10, WIDTH)
+    store.write(torch.arange(10), records)
+    store.flush()
+    held = store.contents()
+    store._empty()
+    assert store.restore_contents(held)
+    store.check_integrity()
+    assert store.num_in_memory == 4
+    out = torch.empty(10, WIDTH)
+    store.read(torch.arange(10), out)
+    assert torch.equal(out, records)
+    store.close()
+
+
 def test_counts_outlive_what_is_cleared(tmp_path):
     store = open_store(tmp_path, num_slots=2)
     for _ in range(30):

@@ -249,6 +249,7 @@ def test_a_mistake_in_a_batch_teaches_nothing():
     with pytest.raises(BudgetError, match=r"rows at once, but the cache has .* hbm=") as caught:
         tables(torch.stack([torch.arange(400), torch.zeros(400, dtype=torch.int64)], dim=1))
     assert "cache=" not in str(caught.value)
+    assert [group.keyspace.translator.batch for group in tables.groups if group.keyspace.is_dynamic] == [0]
     assert tables.id_counts()["user"] == (0, 0, 0, 0)
     assert tables.rows("user")[0].tolist() == []
     tables(torch.tensor([[5, 8]])).sum().backward()

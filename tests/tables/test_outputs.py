@@ -155,6 +155,24 @@ def test_two_lookups_in_one_graph_keep_their_gradients_apart():
     assert all(map(torch.equal, rows["stack"], rows["dict"]))
 
 
+def test_several_groups_have_gradients_of_their_own():
+    """None is updated before all have theirs."""
+    declared = {"a": Table(9, 2), "b": Table(9, 2), "c": Table(9, 3), "d": Table(9, 3)}
+    tables = hotbed.EmbeddingTables(declared, optim.SGD(lr=0.5), output="dict")
+    before = {name: tables.weight(name).clone() for name in declared}
+    vectors = tables(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
+    sum((j + 1) * part.sum() for j, part in enumerate(vectors.values())).backward()
+    for j, (name, rows) in enumerate(before.items()):
+        rows[[1 + j, 5 + j]] -= 0.5 * (j + 1)
+        torch.testing.assert_close(tables.weight(name), rows)
+
+
+def test_a_batch_of_no_bags():
+    none = Jagged(torch.empty(0, dtype=torch.int64), torch.tensor([0]))
+    vectors = tables_of("dict")(dict.fromkeys(NAMES, none))
+    assert [tuple(vectors[name].shape) for name in NAMES] == [(0, 2)] * 3
+
+
 def test_weights_of_bags_get_their_gradient_in_a_dict():
     weights = torch.tensor([0.5, 2.0, 1.0], requires_grad=True)
     tables = tables_of("dict")

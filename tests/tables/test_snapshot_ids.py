@@ -5,6 +5,7 @@ import torch
 
 import hotbed
 from hotbed import Admit, Expire, Table, optim
+from hotbed.tables.snapshot.ids import IdsSink, _as_tensor
 
 KINDS = {
     "memory": {"memory": "64MiB"},
@@ -62,6 +63,21 @@ def assert_same(one, other):
         for name, column in columns.items():
             assert torch.equal(column, their_columns[name]), (table, name)
     assert one.id_counts() == other.id_counts()
+
+
+def test_sketches_of_ranks_are_added_up_to_the_most_that_a_cell_holds(tmp_path):
+    tables = new_tables(tmp_path, "memory", "sketched")
+    train(tables, batches(0, 5))
+    ids = next(group.keyspace for group in tables.groups if group.keyspace.is_dynamic)
+    ((number, dtype),) = ids.translator.sketch_types().items()
+    rest = {f"ids.g.{name}": _as_tensor(name, values) for name, values in ids.translator.rest_state().items()}
+    name = f"ids.g.sketch_{number}"
+    cells = rest[name].numpy().view(dtype)
+    assert 0 < cells.max() < 8
+    joined = IdsSink(ids).join("g", [rest, rest, rest])[name].numpy().view(dtype)
+    assert (joined == 3 * cells).all()
+    full = {**rest, name: torch.full_like(rest[name], 255)}
+    assert (IdsSink(ids).join("g", [full, rest])[name] == 255).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -207,6 +207,14 @@ def test_an_update_that_is_broken_off_is_not_repeated(monkeypatch):
         tables(SMALL)
 
 
+def test_what_a_change_keeps_is_not_made_in_inference_mode():
+    tables = hotbed.EmbeddingTables({"a": Table(9, 2)})
+    with torch.inference_mode():
+        with tables.changes.changing("a test"):
+            assert not torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()
+
+
 @pytest.mark.parametrize("where", [{"cache": 0.5}, {"hbm": "1MiB"}], ids=["cache", "hbm"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_evaluation_in_inference_mode_between_training(where, ahead):

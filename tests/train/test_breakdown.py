@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +61,16 @@ def test_short_strings_are_read_back_from_their_id(text):
 def test_long_strings_are_not():
     assert short_text(hash_string("Switzerland")) is None
     assert short_text(-(2**63)) is None
+
+
+def test_slices_have_the_names_of_their_ids():
+    ids = SampleIds.__new__(SampleIds)
+    listed = SimpleNamespace(ids=np.array([70, 80]))
+    ids._dataset = SimpleNamespace(
+        feature=lambda mode: SimpleNamespace(mode=mode, source="int"), counts=lambda mode: listed
+    )
+    assert ids._names("vocabulary", np.array([0, 1, 2])) == ["unknown", "70", "80"]
+    assert ids._names("hash", np.array([0, 5])) == ["0", "5"]
 
 
 def test_the_loss_is_a_weighted_sum_of_those_of_tasks():

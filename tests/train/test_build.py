@@ -1,6 +1,7 @@
 import dataclasses
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLI
 from hotbed.run.run_file import compose
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.build import build, changed_settings, option_problems
-from hotbed.train.build_ranks import tables_of
+from hotbed.train.build_ranks import compare, tables_of
 from hotbed.train.model_folder import check_same_ids, load_learner
 from hotbed.train.run import run
 from tests.train.small import SMALL, write_dataset
@@ -37,6 +38,16 @@ def configured(*sets):
     config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 128}, [*SMALL, *sets])
     assert problems == []
     return config
+
+
+def test_ranks_with_other_settings_are_named():
+    def world(**theirs):
+        return SimpleNamespace(stage=lambda stage: None, gather=lambda mine: [mine, {**mine, **theirs}])
+
+    given, _ = compose(None, {"data.path": "clicks"}, SMALL)
+    compare(given, "one", world())
+    with pytest.raises(ConfigError, match=r"differ in:\n  - train.seed: \d+ on rank 0, -7 on rank 1$"):
+        compare(given, "one", world(**{"train.seed": -7}))
 
 
 def test_words_of_the_config_are_those_of_the_cache():

@@ -1,10 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from hotbed.data.schema import Task
 from hotbed.errors import RunError
 from hotbed.run.predictions import predict, split_batches
-from hotbed.train.evaluation import evaluate
+from hotbed.train.evaluation import _measure, _whole, evaluate
 from hotbed.train.metrics import measure
 
 
@@ -29,6 +32,26 @@ def test_a_model_that_has_diverged_is_reported(training):
     training.learner.tables.weight("user").fill_(float("nan"))
     with pytest.raises(Exception, match="diverged"):
         evaluate(training.learner, training.loaders.held_out["valid"])
+
+
+def test_tasks_are_measured_where_there_are_targets_and_scores_of_them():
+    labels, outputs, targets = (
+        np.array([0.0, 1.0, 1.0]),
+        np.array([[0.1, 0.2], [0.4, 0.3], [0.2, 0.5]]),
+        np.ones((3, 1)),
+    )
+    loader = SimpleNamespace(dataset=SimpleNamespace(schema=SimpleNamespace(tasks=(Task("buy", "binary"),))))
+    ids = SimpleNamespace(measure=lambda *scored: {})
+    scored = (labels, outputs, np.zeros((3, 0)))
+    assert "tasks" in _measure([*scored, targets], loader, ids)[1]
+    assert "tasks" not in _measure(scored, loader, ids)[1]
+    assert "tasks" not in _measure([labels, outputs[:, :1], scored[2], targets], loader, ids)[1]
+
+
+def test_scores_of_all_ranks_are_on_the_first():
+    own = np.arange(4.0)
+    assert _whole([own, own[:0], own[:2]], own).tolist() == [0, 1, 2, 3, 0, 1]
+    assert _whole([], own).shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["scores.parquet", "scores.csv"])

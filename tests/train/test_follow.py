@@ -174,6 +174,7 @@ class TestPace:
 
     def test_what_is_trained_is_saved_soon_after_the_last_of_it_and_then_no_more(self, training):
         follower = self.follower(training, FollowPace(checkpoint=600.0, poll=1.0, idle=30.0))
+        self.now = 100.0
         follower.begin(0)
         saves = []
 
@@ -183,9 +184,9 @@ class TestPace:
 
         follower.wait(7, lambda: False, save)
         assert len(saves) == 1
-        assert 10 <= saves[0] < 12
+        assert 110 <= saves[0] < 112
         assert follower.is_idle
-        assert self.now >= 30
+        assert self.now >= 130
 
     def test_a_wish_to_stop_is_heard_while_waiting(self, training):
         follower = self.follower(training, FollowPace(poll=3600.0))

@@ -49,6 +49,15 @@ def test_an_hour_has_the_metrics_of_its_rows():
     assert record["calibration"] == pytest.approx(exact.calibration, rel=1e-6)
 
 
+def test_bad_rows_count_in_the_last_hour_of_their_batch():
+    one, (logits, labels) = hours(), draw(0, 10)
+    late = np.arange(10) < 4
+    one.add(facts_of(HOUR, 10, late)._replace(bad_rows=3), logits, labels)
+    one.add(facts_of(HOUR, 10)._replace(bad_rows=2), logits, labels)
+    found = one.close(HOUR * 3600, {}, at_end=True)
+    assert [record["bad_rows"] for record in found] == [0, 5]
+
+
 def test_an_hour_is_closed_ten_minutes_after_its_end_and_later_rows_count_in_the_next():
     one, (logits, labels) = hours(), draw(0, 10)
     one.add(facts_of(HOUR, 10), logits, labels)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -40,7 +41,8 @@ def told(bad_step):
     if rank == 1 and bad_step:
         mine.add(torch.tensor(math.nan), torch.zeros(1), torch.zeros(1))
     stop = AgreedStop(lambda: rank == 1, world)
-    return found, first_bad(mine, world), [stop() for _ in range(3)]
+    collected = [part.tolist() for part in world.collect(np.arange(rank + 2.0))]
+    return found, first_bad(mine, world), [stop() for _ in range(3)], collected
 
 
 def test_two_ranks_tell_of_all_their_samples():
@@ -49,11 +51,12 @@ def test_two_ranks_tell_of_all_their_samples():
         ((1.0 + 2 * 0.25) / 3, [0.7, 0.9, -0.4], [0.0, 0.0, 0.0]),
     ]
     expected = interval_of(joined).summary()
-    for found, bad, stops in run_ranks(told, 2, True):
+    for rank, (found, bad, stops, collected) in enumerate(run_ranks(told, 2, True)):
         assert (found.samples, found.auc) == (7, expected.auc)
         assert found.loss == pytest.approx(expected.loss)
         assert bad == 2
         assert stops == [True] * 3
+        assert collected == ([] if rank else [[0, 1], [0, 1, 2]])
 
 
 def test_one_process_tells_of_its_own():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hotbed.checkpoint import write
-from hotbed.checkpoint.chain import find
+from hotbed.checkpoint.chain import find, folders_in
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.run.run_file import compose
@@ -164,6 +164,20 @@ def test_a_damaged_checkpoint_is_reported(dataset, stopped, name):
     path.write_bytes(content)
     with pytest.raises(RunError, match=f"(is damaged: the content of {name})|({name} is damaged)"):
         _start(dataset, stopped).training.resume()
+
+
+def test_where_there_is_an_older_checkpoint_a_damaged_one_names_it_as_the_way_out(dataset, stopped):
+    (older,) = folders_in(stopped / "checkpoints")
+    newest = older.with_name(f"{int(older.name) + 1:012}")
+    shutil.copytree(older, newest)
+    for folder in (newest, older):
+        (folder / "dense.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match=f"resume from the one before it, move {newest} away"):
+        _start(dataset, stopped).training.resume()
+    shutil.rmtree(newest)
+    with pytest.raises(RunError, match="names all damage") as caught:
+        _start(dataset, stopped).training.resume()
+    assert "the one before it" not in str(caught.value)
 
 
 def test_a_checkpoint_of_another_model_is_reported(dataset, stopped):

@@ -107,6 +107,7 @@ def test_another_seed_is_another_run(start, tmp_path):
 
 def test_max_steps_ends_within_an_epoch(start, tmp_path):
     built = start(tmp_path, "train.max_steps=7", "train.epochs=3")
+    assert built.training.total_steps == 7
     summary = run(built.training, built.subject).summary
     assert summary["steps"] == 7
     assert summary["stopped_because"] == "max_steps 7 reached"

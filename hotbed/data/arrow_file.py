@@ -25,6 +25,7 @@ from hotbed.host.jit import njit
 SUFFIX = ".arrow"
 _INDEX, _INDEX_SUM = b"hotbed.batches", b"hotbed.batches.checksum"
 _MAGIC_BYTES = 8  # before the first message
+_WRITE_BYTES = 1 << 20  # Arrow writes every column, and what fills it up, on its own
 _LANES = 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
@@ -52,7 +53,7 @@ class ArrowWriter:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
-        self._sink = pa.OSFile(str(path), "wb")
+        self._sink = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _WRITE_BYTES)
         self._writer = pa.ipc.new_file(self._sink, schema)
         self._end = _MAGIC_BYTES + schema.serialize().size
         self._places: list[BatchPlace] = []

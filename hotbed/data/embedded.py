@@ -62,8 +62,10 @@ class _BuildPlan(NamedTuple):
     generation: str
     build: Callable[[Path], object]
 
-    def folder(self, version: int) -> str:
-        return f"{self.name}-{version}.{self.generation}"
+    @property
+    def folders(self) -> list[str]:
+        """Of every format version, the newest first."""
+        return [f"{self.name}-{version}.{self.generation}" for version in range(FORMAT_VERSION, 0, -1)]
 
 
 def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -80,11 +82,11 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
             )
         return Dataset.open(path)
     cache = cache_root(cache_dir)
-    for version in range(FORMAT_VERSION, 0, -1):  # a run that resumes needs the files that it began with
-        found = _open_whole(cache / recipe.folder(version))
+    for folder in recipe.folders:  # a run that resumes needs the files that it began with
+        found = _open_whole(cache / folder)
         if found is not None:
             return found
-    target = cache / recipe.folder(FORMAT_VERSION)
+    target = cache / recipe.folders[0]
     with _building(cache, target.name):
         found = _open_whole(target)  # another process may have built it while this one waited
         if found is None:

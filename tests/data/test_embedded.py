@@ -53,7 +53,7 @@ def test_sizes_follow_the_name(built):
         seen[rows] = recipe.build.keywords["valid"]
     assert seen == {1: 1, 9_999: 9_999, 250_000: 25_000, 2_000_000: 200_000}
     assert (
-        embedded._build_plan("criteo-like", None).folder == embedded._build_plan("criteo-like:2_000_000", None).folder
+        embedded._build_plan("criteo-like", None).folders == embedded._build_plan("criteo-like:2_000_000", None).folders
     )
 
 
@@ -215,3 +215,12 @@ def test_the_room_offers_its_names():
     assert hotbed.data.Dataset is Dataset
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hotbed.data.nothing  # noqa: B018 looking it up is the test
+
+
+def test_a_dataset_that_an_older_version_built_is_used(cache, monkeypatch, tmp_path):
+    """A run that resumes needs the files that it began with."""
+    found = resolve(NAME, cache)
+    old = embedded._build_plan(NAME, None).folders[-1]
+    shutil.copytree(found.path, tmp_path / old)
+    forbid_building(monkeypatch)
+    assert resolve(NAME, tmp_path).path == tmp_path / old

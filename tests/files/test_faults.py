@@ -20,14 +20,22 @@ WEIGHTS = (6, 6, 6, 6, 6, 1)  # of the faults; slow ones take their time
 
 @pytest.fixture
 def proxy(bucket, s3_server, monkeypatch):
-    """Every third request or so fails, in one of six ways, in an order that is always the same."""
-    draw = random.Random(7)
+    """Every third request or so fails, in one of six ways, drawn in an order that is always the same.
+
+    How many requests come is not: an answer that can only be slow waits for the next that has a body.
+    """
+    draw, waiting = random.Random(7), []
 
     def fault_of(number, method):
+        if method == "GET" and waiting:
+            return waiting.pop()
         if draw.random() > SHARE:
             return None
         kind = draw.choices(FAULTS, WEIGHTS)[0]
-        return "dropped" if kind in ("cut", "slow") and method != "GET" else kind
+        if kind in ("cut", "slow") and method != "GET":
+            waiting[:] = ["slow"] if kind == "slow" else waiting
+            return "dropped"
+        return kind
 
     monkeypatch.setenv("HOTBED_STORE_TIMEOUT", "0.5")  # slow bytes are given up after it
     monkeypatch.setattr("hotbed.files.store._FIRST_PAUSE", 0.002)

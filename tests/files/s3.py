@@ -24,6 +24,8 @@ SCRIPT = Path(sys.prefix) / "s3rver" / "node_modules" / "s3rver" / "bin" / "s3rv
 BUCKET = "clicks"
 SECRET = "wJalrXUtnFEMI-K7MDENG-never-to-be-seen"
 FAULTS = ("throttled", "failed", "cut", "dropped", "lost", "slow")
+# s3rver ends when an object is removed between two of its looks at it. A server that stays does not answer that request.
+_STAYING = "for (const kind of ['uncaughtException', 'unhandledRejection']) process.on(kind, () => {});"
 
 
 def free_port() -> int:
@@ -45,9 +47,10 @@ class S3Server:
     def start(self) -> None:
         arguments = ["-d", str(self.folder), "-a", "127.0.0.1", "-p", str(self.port), "-s", "--no-vhost-buckets"]
         more = ["--allow-mismatched-signatures", "--configure-bucket", BUCKET]
-        self.process = subprocess.Popen(
-            ["node", "--openssl-legacy-provider", str(SCRIPT), *arguments, *more], stdout=subprocess.DEVNULL
-        )
+        staying = self.folder.with_suffix(".js")
+        staying.write_text(_STAYING)
+        node = ["node", "--openssl-legacy-provider", "--require", str(staying), str(SCRIPT)]
+        self.process = subprocess.Popen([*node, *arguments, *more], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while True:
             try:

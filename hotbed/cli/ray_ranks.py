@@ -210,7 +210,7 @@ class _Attempt:
 
     def _start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
         """Ranks of one machine have numbers that follow each other; all of them see the GPUs of all of them."""
-        places = self._ray.get([actor.place.remote() for actor in self._actors])
+        places = self._ray.get([actor.place.remote() for actor in self._actors], timeout=_PLACED_WITHIN)
         order = sorted(range(self._count), key=lambda number: (places[number][0], number))
         self._actors = [self._actors[number] for number in order]
         places = [places[number] for number in order]
@@ -225,7 +225,7 @@ class _Attempt:
                 **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             }
             started.append(actor.start.remote(list(arguments), {**environment, **own}, os.getcwd()))
-        self._ray.get(started)
+        self._ray.get(started, timeout=_PLACED_WITHIN)
 
     def _follow(self) -> AttemptEnd:
         """Pass on what ranks print until all have ended, or one is lost."""

@@ -45,7 +45,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 def run(out, inputs, *, ray=False, kill=""):
     command = [sys.executable, "-c", CODE, str(out), "ray" if ray else "alone", kill, *map(str, inputs)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
 
 
 @pytest.fixture(scope="module")

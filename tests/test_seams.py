@@ -82,6 +82,12 @@ def test_nobody_outside_asks_for_a_kind():
     assert found_in(OUTSIDE, kinds_asked) == []
 
 
+def test_groups_and_stores_do_not_ask_each_other_for_a_kind():
+    kinds = {"MemoryStore", "SsdStore", "TieredStore"}
+    assert [one for path in GROUPS.rglob("*.py") for _, one in kinds_asked(parsed(path)) if one in kinds] == []
+    assert [one for path in STORES.rglob("*.py") for _, one in kinds_asked(parsed(path)) if one not in kinds] == []
+
+
 def test_nobody_outside_reaches_into_a_group():
     assert found_in([path for path in OUTSIDE if path != PROCESS_GROUP], private_reaches) == []
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from hotbed.ops.index.recorded import (
 )
 from hotbed.ops.inputs import BATCHES, Capacity, Description
 from hotbed.ops.inputs.triton import Descriptions
+from hotbed.ops.lookups import BatchSlots, SortedKeys
 from hotbed.ops.recording import RecordedSizes, Recordings
 from hotbed.ops.streams import mark
 
@@ -47,31 +48,9 @@ _PLANNED = (
 )
 
 
-class BatchSlots(NamedTuple):
-    """Where the L lookups of a planned batch go; of N bags also where each begins."""
-
-    slots: Tensor  # int32 [L]
-    sorted_keys: Tensor  # [L]
-    order: Tensor  # int32 [L]
-    starts: Tensor | None = None  # int64 [N + 1]
-    out_row: Tensor | None = None  # int32 [L]
-    scale: Tensor | None = None  # float32 [L]
-
-    def cut(self, num_lookups: int, num_bags: int) -> BatchSlots:
-        """Without what is beyond these numbers."""
-        return BatchSlots(
-            self.slots[:num_lookups],
-            self.sorted_keys[:num_lookups],
-            self.order[:num_lookups],
-            None if self.starts is None else self.starts[: num_bags + 1],
-            None if self.out_row is None else self.out_row[:num_lookups],
-            None if self.scale is None else self.scale[:num_lookups],
-        )
-
-
 def _row_of(buffers: RecordedBuffers, row: int) -> BatchSlots:
     bags = (None if part is None else part[row] for part in (buffers.starts, buffers.out_row, buffers.scale))
-    return BatchSlots(buffers.slots[row], buffers.sorted_keys[row], buffers.order[row], *bags)
+    return BatchSlots(buffers.slots[row], SortedKeys(buffers.sorted_keys[row], buffers.order[row]), *bags)
 
 
 class RecordedPlan(WindowPlan):

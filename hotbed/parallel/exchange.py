@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, Lookups, Span
 from hotbed.parallel.auto import Mode, choose_front
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.requests import PooledBags, WantedRows
@@ -156,7 +156,7 @@ class RankExchange:
             requested = Lookups(keys, (Span("rows", 0, count, 1),), count, origin=origin, route=route)
             if route.starts is not None:
                 vectors = torch.arange(route.routing.num_received, device=keys.device)
-                requested = requested._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
+                requested = requested._replace(num_out=vectors.shape[0], bags=Bags(route.starts, vectors))
             found.append(requested)
         return found
 

@@ -61,7 +61,7 @@ class OwnerRequest(NamedTuple):
 def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
     """The request of the rank that has this shard."""
     partition = partition_by_owner(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
-    own = want.lookups._replace(slots=partition.places, check=None, bad=None, origin=None)
+    own = want.lookups._replace(slots=partition.places, check=None, origin=None)
     if partition.kinds is not None:
         return OwnerRequest(
             own,
@@ -76,23 +76,26 @@ def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
             own, keys.to(want.key_type), partition.counts, partition.counts, partition.times.unsqueeze(1)
         )
     in_parts = _in_parts(want, partition, shard)
-    if in_parts is None or own.starts is None:
+    if in_parts is None or own.bags is None:
         return OwnerRequest(own, keys.to(want.key_type), partition.counts, partition.counts)
-    parts = split(partition.places, own.starts, in_parts, keys, partition.counts)
+    parts = split(partition.places, own.bags.starts, in_parts, keys, partition.counts)
     own = own._replace(
         slots=parts.slots,
-        spans=_moved(own.spans, own.starts, parts.starts),
-        starts=parts.starts,
-        scale=None if own.scale is None else own.scale[parts.source],  # bags in parts have one scale
+        spans=_moved(own.spans, own.bags.starts, parts.starts),
+        bags=own.bags._replace(
+            starts=parts.starts,
+            scale=None if own.scale is None else own.scale[parts.source],  # bags in parts have one scale
+        ),
     )
     return OwnerRequest(own, parts.keys.to(want.key_type), parts.num_keys, parts.num_vectors)
 
 
 def _in_parts(want: WantedRows, partition: OwnerPartition, shard: Shard) -> Tensor | None:
     """Whether each bag [N] is requested in parts; None if none is."""
-    starts, bags = want.lookups.starts, want.bags
-    if bags is None or starts is None:
+    bags = want.bags
+    if bags is None or want.lookups.bags is None:
         return None
+    starts = want.lookups.bags.starts
     table_of_bag = _tables_of_bags(want.lookups.spans, bags.table_of_span, starts)
     num_tables = max(bags.table_of_span) + 1
     chosen = list(range(num_tables))

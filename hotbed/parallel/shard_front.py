@@ -157,7 +157,7 @@ class SharedRows:
         sums, totals = self._sums(grad, times, places)
         slots = torch.cat([torch.where(places >= 0, -1, own), torch.where(totals > 0, replicas, -1)])
         keys = None if requested.keys is None else torch.where(slots >= 0, requested.keys, -1)
-        lookups = requested._replace(slots=slots, keys=keys, sorted_keys=None, order=None)
+        lookups = requested._replace(slots=slots, keys=keys, sorted=None)
         return SpanGradients(lookups, torch.cat([grad, sums]), torch.cat([times, totals]))
 
     def _sums(self, grad: Tensor, times: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -85,8 +85,7 @@ class EagerPlanner:
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         for lookups in batch.ids if isinstance(batch, KnownBatch) else batch.lookups:
-            if lookups.check is not None:
-                lookups.check()
+            lookups.check_ids()
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         decisions = [

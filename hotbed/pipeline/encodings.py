@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotbed.ops.inputs import HEADER, MAP, SPAN, STEP, VALUES, Capacity, Description, InputLayout, describe_ids
 from hotbed.ops.keys import Addresses, FirstBad
-from hotbed.ops.lookups import KeyMeaning, Lookups, Origin, Span
+from hotbed.ops.lookups import BatchSlots, KeyMeaning, Lookups, Origin, Span
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.planner import Candidate, KnownBatch
 from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds
@@ -31,9 +31,6 @@ from hotbed.tables.keyed import is_keyed
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 from hotbed.types import Jagged
-
-if TYPE_CHECKING:
-    from hotbed.cache.recorded_planner import BatchSlots
 
 KEYS: Kinds = ("keys",)
 NARROW, WIDE = "keys of 32 bits", "keys of 64 bits"
@@ -90,23 +87,11 @@ class IdEncoding:
 
     def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
         named = batch.named
-        return (
-            self._describers[g]
-            .lookups(batch.ids[g], row.slots)
-            ._replace(
-                starts=row.starts,
-                out_row=row.out_row,
-                scale=row.scale,
-                sorted_keys=row.sorted_keys,
-                order=row.order,
-                renew=lambda: self._flatten(named)[g],
-            )
-        )
+        return self._describers[g].lookups(batch.ids[g], row)._replace(renew=lambda: self._flatten(named)[g])
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         for lookups in self._flatten(batch.named if isinstance(batch, KnownBatch) else batch):
-            if lookups.check is not None:
-                lookups.check()
+            lookups.check_ids()
 
     def _flatten(self, named: Ids | PreparedBatch) -> list[Lookups]:
         given = read_inputs(self._tables.features, named.ids, named.bags, self._tables.device)
@@ -150,13 +135,8 @@ class MapEncoding:
         described, named = batch.ids[g], batch.named
         return (
             self._describers[g]
-            .lookups(described, row.slots)
+            .lookups(described, row)
             ._replace(
-                starts=row.starts,
-                out_row=row.out_row,
-                scale=row.scale,
-                sorted_keys=row.sorted_keys,
-                order=row.order,
                 origin=described.kept.meaning if isinstance(described.kept, MappedIds) else None,
                 renew=lambda: self._flatten(g, named, described),
             )
@@ -167,8 +147,7 @@ class MapEncoding:
         for g, group in enumerate(self._tables.groups):
             if group.keyspace.ahead is None:
                 lookups = self._flatten(g, named, None)
-                if lookups.check is not None:
-                    lookups.check()
+                lookups.check_ids()
 
     def _flatten(self, g: int, named: Ids | PreparedBatch, described: Description | None) -> Lookups:
         """Launch by launch; of dynamic ids with the keys that were settled."""
@@ -239,13 +218,12 @@ class KeyEncoding:
 
     def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
         flattened: Lookups = batch.ids[g].kept
-        return flattened._replace(slots=row.slots, sorted_keys=row.sorted_keys, order=row.order)
+        return flattened._replace(slots=row.slots, sorted=row.sorted)
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         found = [each.kept for each in batch.ids] if isinstance(batch, KnownBatch) else batch.lookups
         for lookups in found:
-            if lookups.check is not None:
-                lookups.check()
+            lookups.check_ids()
 
 
 def lookups_by_group(tables: EmbeddingTables, ids: Any, bags: Any) -> list[Capacity] | None:

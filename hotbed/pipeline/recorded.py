@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hotbed.ops.backend import backend_of
 from hotbed.ops.inputs import Capacity
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import BatchSlots, Lookups, Ticket
 from hotbed.pipeline.encodings import BatchEncoding
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Transfer
 from hotbed.pipeline.transfer_thread import TransferThread
@@ -23,7 +23,7 @@ from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 
 if TYPE_CHECKING:
-    from hotbed.cache.recorded_planner import BatchSlots, RecordedPlan
+    from hotbed.cache.recorded_planner import RecordedPlan
     from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
 _MOST_KEPT = 4  # planners that the next feed finds again; each takes device memory

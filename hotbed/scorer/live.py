@@ -233,7 +233,7 @@ class FileTables:
         first, state = self.rows.fetch(lookups.slots.numpy(), found.numpy())
         if first.shape[0]:
             self._fill(first, lookups, found)
-        if lookups.starts is not None:
+        if lookups.bags is not None:
             slots = torch.arange(found.shape[0], device="cpu")
             slots[lookups.slots < 0] = -1
             found = lookup(found, lookups._replace(slots=slots), self.rows.dim)

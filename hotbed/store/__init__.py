@@ -74,6 +74,10 @@ class Store(Protocol):
         """Close files and free what they hold."""
 
     @property
+    def array(self) -> MemoryStore | None:
+        """This store, where every row has its place in one array, so that others may move rows themselves; else None."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of host memory, once everything is used."""
 

@@ -164,6 +164,11 @@ class MemoryStore:
     def close(self) -> None:
         """Memory is freed with the store."""
 
+    @property
+    def array(self) -> MemoryStore:
+        """Every row has its place."""
+        return self
+
     def parts(self) -> tuple[Tensor, NDArray[np.uint8]]:
         """(records [R, W], state [R]) for a caller that moves rows itself."""
         return self._records, self._state

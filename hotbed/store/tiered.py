@@ -226,6 +226,10 @@ class TieredStore:
         return self._end - self._free.size
 
     @property
+    def array(self) -> None:
+        """Rows move between memory and files."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of address space; pages become memory when they are used."""
         slots = (self._key_of_slot, self._uses, self._last, self._dirty)

@@ -184,7 +184,7 @@ class LookupFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: Call) -> Tensor | tuple[Tensor, ...]:
-        call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
+        call.lookups = call.lookups.with_scale(None if scale is None else scale.detach())
         ctx.call = call
         block = call.group.lookup(call.lookups)
         if block.is_cuda:

@@ -28,7 +28,7 @@ from hotbed.ops.inputs import (
     describe,
 )
 from hotbed.ops.inputs import LEARNS as _LEARNS
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, BatchSlots, Lookups, Span
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.inputs import Feature, GroupInputs
 from hotbed.tables.keyed import bags_of, is_keyed
@@ -243,15 +243,16 @@ class GroupDescriber:
         words[_LEARNS] = learns
         return Description(words, int(words[NUM_LOOKUPS]), int(words[NUM_SAMPLES]), matrix)
 
-    def lookups(self, batch: Description, slots: Tensor) -> Lookups:
-        """The lookups of a batch [L], without what a recording finds out about bags."""
+    def lookups(self, batch: Description, row: BatchSlots) -> Lookups:
+        """The lookups of a batch with what its recording found out."""
         size = batch.num_samples
         num_out = size * len(self._features)
-        if not self.layout.is_bags:
-            return Lookups(slots, self._inputs.matrix_spans(size), num_out)
+        if row.starts is None:
+            return Lookups(row.slots, self._inputs.matrix_spans(size), num_out, sorted=row.sorted)
         counts = batch.words[HEADER:].reshape(-1, SPAN)[:, 2:4].tolist()
         spans = tuple(Span(feature.name, first, count, 1) for feature, (first, count) in zip(self._features, counts))
-        return Lookups(slots, spans, num_out, out_rows=self._rows_of_bags(size, slots.device))
+        bags = Bags(row.starts, self._rows_of_bags(size, row.slots.device), row.scale, row.out_row)
+        return Lookups(row.slots, spans, num_out, bags, sorted=row.sorted)
 
     def _rows_of_bags(self, size: int, device: torch.device) -> Tensor:
         """The output row int64 [N] of every bag."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotbed.errors import IdError, ShapeError
 from hotbed.ops.keys import FirstBad
-from hotbed.ops.lookups import Lookups, Origin, Span
+from hotbed.ops.lookups import Bags, IdCheck, Lookups, Origin, Span
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.keyed import KeyedJagged, bags_of, is_keyed
 from hotbed.types import Jagged
@@ -193,7 +193,8 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, le
         return group.refuse(tables[p], spans[p].feature, sample, int(ids[position]))
 
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
-    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale, origin=origin)
+    found = Bags(torch.cat(starts), torch.cat(out_rows), scale)
+    lookups = Lookups(keys, tuple(spans), num_out, found, origin=origin)
     return _checked(lookups, first_bad, refuse)
 
 
@@ -208,7 +209,7 @@ def _checked(lookups: Lookups, first_bad: FirstBad, refuse: Callable[[int], IdEr
     if first_bad.flag is None:
         check()
         return lookups
-    return lookups._replace(bad=first_bad.flag, check=check)
+    return lookups._replace(check=IdCheck(first_bad.flag, check))
 
 
 def _scales(

@@ -82,16 +82,16 @@ class BatchLookup:
             ):
                 moves = learning and not plain.is_frozen
                 if lookups.ticket is None and lookups.check is not None:
-                    self._unchecked.append(lookups.check)
+                    self._unchecked.append(lookups.check_ids)
                 is_block = output != "dict" and len(tables.groups) == 1
                 cut = None if is_block else split_of(inputs.features, given)
-                weighted = lookups.scale is not None and lookups.scale.requires_grad
+                scale = lookups.scale
+                weighted = scale is not None and scale.requires_grad
                 if moves or (weighted and torch.is_grad_enabled()):
                     call = Call(group, lookups, inputs.tables, step, moves, cut)
-                    out: Any = LookupFunction.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+                    out: Any = LookupFunction.apply(self._trigger, scale, call)  # type: ignore[no-untyped-call]
                 else:
-                    scale = None if lookups.scale is None else lookups.scale.detach()
-                    block = group.lookup(lookups._replace(scale=scale))
+                    block = group.lookup(lookups.with_scale(None if scale is None else scale.detach()))
                     out = block if cut is None else cut.split(block)
                 if cut is None:
                     shape = (len(inputs.features), group.layout.dim)

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotbed.errors import HotbedError
 from hotbed.ops.backend import backend_of
 from hotbed.ops.inputs import Capacity, Description
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import BatchSlots, IdCheck, Lookups, SortedKeys, Ticket
 from hotbed.ops.recording import RecordedSizes, Recordings
 from hotbed.ops.streams import mark
 from hotbed.tables.descriptions import (
@@ -118,17 +118,17 @@ class _GroupKeys(NamedTuple):
     starts: Tensor | None  # of bags: int64 [8, > N]
     out_row: Tensor | None  # of bags: int32 [8, >= C]
     scale: Tensor | None  # of bags with weights or means: float32 [8, >= C]
-    views: dict[tuple[int, int, int], list[Tensor | None]]  # of the five, by row, lookups and bags: those used lately
+    views: dict[tuple[int, int, int], BatchSlots]  # by row, lookups and bags: those used lately
 
-    def view(self, row: int, num_lookups: int, num_bags: int) -> list[Tensor | None]:
-        """Keys, sorted keys, order, output rows and scale [L], and starts [N + 1], of a batch: a view takes microseconds."""
+    def view(self, row: int, num_lookups: int, num_bags: int) -> BatchSlots:
+        """What is kept of a batch, with its keys as slots: a view takes microseconds."""
         found = self.views.get((row, num_lookups, num_bags))
         if found is None:
             if len(self.views) >= _VIEWS:
                 self.views.clear()
-            parts = (*self.kept, self.out_row, self.scale)
-            found = [None if part is None else part[row, :num_lookups] for part in parts]
-            found.append(None if self.starts is None else self.starts[row, : num_bags + 1])
+            keys, sorted_keys, order = (part[row] for part in self.kept)
+            bags = (None if part is None else part[row] for part in (self.starts, self.out_row, self.scale))
+            found = BatchSlots(keys, SortedKeys(sorted_keys, order), *bags).cut(num_lookups, num_bags)
             self.views[row, num_lookups, num_bags] = found
         return found
 
@@ -212,8 +212,7 @@ class _KindsRecording:
             self._groups[0].inputs.clear()
             for ids, bags, _ in recent:
                 for lookups in self._flatten(ids, bags):
-                    if lookups.check is not None:
-                        lookups.check()
+                    lookups.check_ids()
             raise HotbedError("an id was outside its table, in a batch that was changed since")
 
     def finish(self) -> None:
@@ -228,15 +227,8 @@ class _KindsRecording:
     def _lookups(self, g: int, batch: Description, row: int, ticket: Ticket, given: tuple[Any, Any]) -> Lookups:
         group = self._groups[g]
         num_bags = batch.num_samples * group.describer.layout.num_spans
-        keys, sorted_keys, order, out_row, scale, starts = group.view(row, batch.num_lookups, num_bags)
-        assert keys is not None, "a batch has keys"
-        return group.describer.lookups(batch, keys)._replace(
-            sorted_keys=sorted_keys,
-            order=order,
-            starts=starts,
-            out_row=out_row,
-            scale=scale,
-            bad=group.inputs.flag,
+        return group.describer.lookups(batch, group.view(row, batch.num_lookups, num_bags))._replace(
+            check=IdCheck(group.inputs.flag),
             ticket=ticket,
             renew=lambda: self._flatten(*given)[g],
         )

@@ -227,8 +227,8 @@ def test_a_recorded_cache_decides_as_the_reference(
         assert [after[slot] for slot in plan.miss_slots.tolist()] == plan.miss_keys_on_device.tolist()
         for row, keys in zip(placed, stream[planned : planned + count]):
             assert [after.get(slot, -1) for slot in row.slots.tolist()] == keys
-            assert row.sorted_keys.tolist() == sorted(keys)
-            assert [keys[position] for position in row.order.tolist()] == sorted(keys)
+            assert row.sorted.keys.tolist() == sorted(keys)
+            assert [keys[position] for position in row.sorted.order.tolist()] == sorted(keys)
         for keys in stream[read : read + len(arriving)]:
             reference.arrive(keys)
         read += len(arriving)
@@ -313,11 +313,13 @@ def test_a_recorded_cache_that_is_settled_has_counted_the_batches_ahead() -> Non
 
 @needs_triton
 def test_a_planned_batch_without_its_padding() -> None:
-    from hotbed.cache.recorded_planner import BatchSlots
+    from hotbed.ops.lookups import BatchSlots, SortedKeys
 
-    parts = [torch.arange(9, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.int32)]
-    whole = BatchSlots(*parts, torch.arange(7), torch.arange(9, dtype=torch.int32), torch.rand(9))
+    slots, keys, order = (torch.arange(9, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.int32))
+    sorted_keys = SortedKeys(keys, order)
+    whole = BatchSlots(slots, sorted_keys, torch.arange(7), torch.arange(9, dtype=torch.int32), torch.rand(9))
     cut = whole.cut(5, 3)
-    assert [None if part is None else part.shape[0] for part in cut] == [5, 5, 5, 4, 5, 5]
-    assert all(torch.equal(part, one[: part.shape[0]]) for part, one in zip(cut, whole))
-    assert BatchSlots(*parts).cut(5, 3)[3:] == (None, None, None)
+    found, given = ([one.slots, *one.sorted, one.starts, one.out_row, one.scale] for one in (cut, whole))
+    assert [part.shape[0] for part in found] == [5, 5, 5, 4, 5, 5]
+    assert all(torch.equal(part, one[: part.shape[0]]) for part, one in zip(found, given))
+    assert BatchSlots(slots, sorted_keys).cut(5, 3)[2:] == (None, None, None)

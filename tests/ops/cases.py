@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, Lookups, Span
 from hotbed.ops.update import TableRows
 
 
@@ -39,4 +39,4 @@ def random_bags(rows, batch, generator, dtype=torch.float32):
     )
     scale = torch.randn(position, generator=generator, dtype=dtype)
     starts = torch.cat([*starts, torch.tensor([position])])
-    return Lookups(slots, tuple(spans), batch * len(owners), starts, torch.cat(out_rows), scale), tables
+    return Lookups(slots, tuple(spans), batch * len(owners), Bags(starts, torch.cat(out_rows), scale)), tables

@@ -30,7 +30,7 @@ from hotbed.ops.inputs.triton import Descriptions, count_up, keep
 from hotbed.ops.keys import Addresses
 from hotbed.ops.keys.triton import make_keys
 from hotbed.ops.lookup.triton import lookup
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, IdCheck, Lookups, SortedKeys, Span
 from hotbed.ops.move.triton import pack, unpack
 from hotbed.ops.records import layout_of
 from hotbed.ops.update import settings_of
@@ -108,13 +108,9 @@ def compile_rows(optimizer):
     single = Lookups(zeros(num, dtype=torch.int32), (), num)
     bags = single._replace(
         num_out=100,
-        starts=zeros(101),
-        out_rows=zeros(100),
-        out_row=zeros(num, dtype=torch.int32),
-        scale=zeros(num, dtype=torch.float32),
-        bad=zeros(1),
-        sorted_keys=zeros(num, dtype=torch.int32),
-        order=zeros(num, dtype=torch.int32),
+        bags=Bags(zeros(101), zeros(100), zeros(num, dtype=torch.float32), zeros(num, dtype=torch.int32)),
+        check=IdCheck(zeros(1)),
+        sorted=SortedKeys(zeros(num, dtype=torch.int32), zeros(num, dtype=torch.int32)),
     )
     for lookups in (single, bags):
         lookup(records, lookups, 16)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from hotbed.ops.lookup import lookup, reference
+from hotbed.ops.lookups import Bags
 from tests.ops.cases import random_bags, random_matrix
 from tests.pairs import pairs
 
@@ -30,9 +31,7 @@ def test_bags_by_hand():
     lookups, _ = random_bags([1, 1, 1], 2, generator)
     lookups = lookups._replace(
         slots=torch.tensor([0, 1, 1, -1]),
-        starts=torch.tensor([0, 3, 3, 4]),
-        out_rows=torch.tensor([2, 0, 1]),
-        scale=torch.tensor([1.0, 0.5, 0.5, 9.0]),
+        bags=Bags(torch.tensor([0, 3, 3, 4]), torch.tensor([2, 0, 1]), torch.tensor([1.0, 0.5, 0.5, 9.0])),
         num_out=3,
     )
     assert lookup(records, lookups, 2).tolist() == [[0.0, 0.0], [0.0, 0.0], [3.0, 30.0]]

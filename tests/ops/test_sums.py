@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotbed.ops import sums
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, Lookups, Span
 from hotbed.ops.sums import sum_by_row
 
 
@@ -18,7 +18,7 @@ def bags(num_lookups, num_rows, dtype):
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, num_lookups + 1, [num_bags - 1]).sort()[0]])
     starts = torch.cat([starts, torch.tensor([num_lookups])])
     return plain(num_lookups, num_rows)._replace(
-        num_out=num_bags, starts=starts, out_rows=torch.randperm(num_bags), scale=torch.rand(num_lookups, dtype=dtype)
+        num_out=num_bags, bags=Bags(starts, torch.randperm(num_bags), torch.rand(num_lookups, dtype=dtype))
     )
 
 

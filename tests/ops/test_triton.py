@@ -10,7 +10,7 @@ import hotbed
 from hotbed.ops.keys import Addresses
 from hotbed.ops.keys import reference as keys_reference
 from hotbed.ops.lookup import reference as lookup_reference
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Bags, Lookups, SortedKeys, Span
 from hotbed.ops.records import layout_of
 from hotbed.ops.update import TableRows, settings_of
 from hotbed.ops.update import reference as update_reference
@@ -26,7 +26,7 @@ def on_device(lookups):
     def move(value):
         return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
 
-    return Lookups(*map(move, lookups))
+    return Lookups(*map(move, lookups))._replace(bags=None if lookups.bags is None else Bags(*map(move, lookups.bags)))
 
 
 @pytest.mark.parametrize("make", [random_matrix, random_bags])
@@ -87,7 +87,7 @@ def test_output_rows_that_are_known_ahead_change_nothing():
     layout, records = start(optimizer, dim, generator)
     grad = torch.randn(lookups.num_out, dim, generator=generator).to(DEVICE)
     ours = on_device(lookups)
-    num, num_starts = ours.slots.shape[0], ours.starts.shape[0]
+    num, num_starts = ours.slots.shape[0], ours.bags.starts.shape[0]
     sorted_keys, order = torch.sort(ours.slots, stable=True)
 
     def padded(tensor, dtype, fill):
@@ -97,11 +97,16 @@ def test_output_rows_that_are_known_ahead_change_nothing():
 
     theirs = ours._replace(
         slots=padded(ours.slots, torch.int32, -7)[:num],
-        starts=padded(ours.starts, torch.int64, -7)[:num_starts],
-        scale=padded(ours.scale, torch.float32, torch.nan)[:num],
-        out_row=padded(ours.out_row_of_lookup(), torch.int32, -7)[:num],
-        sorted_keys=padded(sorted_keys, torch.int32, 2**31 - 1)[:num],
-        order=padded(order, torch.int32, -7)[:num],
+        bags=Bags(
+            padded(ours.bags.starts, torch.int64, -7)[:num_starts],
+            ours.bags.out_rows,
+            padded(ours.scale, torch.float32, torch.nan)[:num],
+            padded(ours.out_row_of_lookup(), torch.int32, -7)[:num],
+        ),
+        sorted=SortedKeys(
+            padded(sorted_keys, torch.int32, 2**31 - 1)[:num],
+            padded(order, torch.int32, -7)[:num],
+        ),
     )
     found = []
     for each in (ours, theirs):

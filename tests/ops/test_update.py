@@ -47,7 +47,7 @@ def test_compiled_equals_reference(optimizer, variant, make):
         settings = settings_of(optimizer, 0.1, tables)
         expected, exact, actual = records.clone(), records.double(), records.clone()
         reference.update(expected, layout, grad, lookups, settings)
-        double = lookups if lookups.scale is None else lookups._replace(scale=lookups.scale.double())
+        double = lookups if lookups.scale is None else lookups.with_scale(lookups.scale.double())
         reference.update(exact, layout, grad.double(), double, settings)
         update(actual, layout, grad, lookups, settings)
         used = dim * (1 + len(layout.element_states)) + len(layout.row_states)

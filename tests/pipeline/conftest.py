@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hotbed
+from hotbed.ops.lookups import SortedKeys
 
 
 @pytest.fixture
@@ -17,8 +18,7 @@ def lanes_on_cpu(monkeypatch):
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
 
     def ordered(lookups):
-        keys, order = torch.sort(lookups.slots, stable=True)
-        return lookups._replace(sorted_keys=keys, order=order)
+        return lookups._replace(sorted=SortedKeys(*torch.sort(lookups.slots, stable=True)))
 
     monkeypatch.setattr("hotbed.tables.group.cached.ordered", ordered)
     place = triton.place

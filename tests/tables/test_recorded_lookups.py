@@ -26,8 +26,8 @@ def num_recorded(monkeypatch):
     def wide(self, g, *arguments):  # the compiled lookup and update on the CPU take 64-bit numbers
         found = original(self, g, *arguments)
         seen.append(g)
-        out_row = None if found.out_row is None else found.out_row.to(torch.int64)
-        return found._replace(slots=found.slots.to(torch.int64), out_row=out_row)
+        bags = found.bags and found.bags._replace(out_row=found.bags.out_row.to(torch.int64))
+        return found._replace(slots=found.slots.to(torch.int64), bags=bags)
 
     monkeypatch.setattr(recorded._KindsRecording, "_lookups", wide)
     return lambda: seen.count(0)

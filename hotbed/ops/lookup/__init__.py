@@ -35,18 +35,18 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     array = numbers.view(torch.int16).numpy().view(np.uint16) if numbers.itemsize == 2 else numbers.numpy()
     slots = lookups.slots.numpy()
     threads = threads_for(lookups.slots.numel() * dim)
-    if lookups.starts is None or lookups.out_rows is None:
+    if lookups.bags is None:
         in_parallel(numba.lookup_single, array, kind, slots, out.numpy(), threads=threads)
     else:
-        scale = out.new_empty(0) if lookups.scale is None else lookups.scale
+        scale = out.new_empty(0) if lookups.bags.scale is None else lookups.bags.scale
         in_parallel(
             numba.lookup_bags,
             array,
             kind,
             slots,
             scale.numpy(),
-            lookups.starts.numpy(),
-            lookups.out_rows.numpy(),
+            lookups.bags.starts.numpy(),
+            lookups.bags.out_rows.numpy(),
             out.numpy(),
             threads=threads,
         )

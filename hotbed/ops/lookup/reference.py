@@ -25,11 +25,11 @@ def result_type(numbers: Tensor) -> torch.dtype:
 def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     """Pooled vectors [O, D]."""
     rows = rows_of(numbers, lookups, dim)
-    if lookups.starts is None or lookups.out_rows is None:
+    if lookups.bags is None:
         return rows
-    if lookups.scale is not None:
-        rows = rows * lookups.scale.unsqueeze(1)
+    if lookups.bags.scale is not None:
+        rows = rows * lookups.bags.scale.unsqueeze(1)
     out = torch.zeros(lookups.num_out, dim, dtype=rows.dtype, device=rows.device)
     if rows.shape[0]:
-        out[lookups.out_rows] = torch.segment_reduce(rows, "sum", offsets=lookups.starts, initial=0)
+        out[lookups.bags.out_rows] = torch.segment_reduce(rows, "sum", offsets=lookups.bags.starts, initial=0)
     return out

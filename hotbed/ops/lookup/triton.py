@@ -73,7 +73,7 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     rows_at_once = max(1, 2048 // block_d)
     width = numbers.stride(0)
     key = (numbers.dtype, lookups.slots.dtype, dim, width, lookups.scale is None)
-    if lookups.starts is None or lookups.out_rows is None:
+    if lookups.bags is None:
         count = lookups.slots.shape[0]
         if count:
             _launch_single(
@@ -89,11 +89,11 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
                 block_d,
             )
         return out
-    num_bags = lookups.out_rows.shape[0]
-    scale = out if lookups.scale is None else lookups.scale
+    starts, out_rows, scale, _ = lookups.bags
+    num_bags = out_rows.shape[0]
     if num_bags:
         _launch_bags(
-            (cdiv(num_bags, rows_at_once),), key, numbers, lookups.slots, scale, lookups.starts, lookups.out_rows,
-            out, num_bags, width, dim, lookups.scale is not None, rows_at_once, block_d,
+            (cdiv(num_bags, rows_at_once),), key, numbers, lookups.slots, out if scale is None else scale, starts,
+            out_rows, out, num_bags, width, dim, scale is not None, rows_at_once, block_d,
         )  # fmt: skip
     return out

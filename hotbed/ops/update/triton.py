@@ -360,16 +360,18 @@ _launch_chunks, _launch_groups, _launch_boundaries = Launch(_chunks), Launch(_gr
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place to every row with a gradient."""
-    keys, order = lookups.sorted_keys, lookups.order
-    if keys is None or order is None:
+    if lookups.sorted is None:
         keys, order = torch.sort(lookups.slots if lookups.keys is None else lookups.keys, stable=True)
+    else:
+        keys, order = lookups.sorted
     num_lookups, dim = keys.shape[0], layout.dim
     if num_lookups == 0:
         return
     num_chunks = cdiv(num_lookups, _CHUNK)
     partials = _partials(num_chunks, dim, grad)
     out_rows = lookups.out_row_of_lookup()
-    bad = order if lookups.bad is None else lookups.bad
+    bad = order if lookups.check is None else lookups.check.flag
+    scale = lookups.scale
     row, element = _bound(settings.rule)
     salt = settings.salt - (1 << 64) if settings.salt >> 63 else settings.salt
     numbers = (
@@ -377,7 +379,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         _constants(settings.constants, grad.device), salt,
     )  # fmt: skip
     width, block_d = records.stride(0), power_of_2(dim)
-    bags, scaled, checked = out_rows is not None, lookups.scale is not None, lookups.bad is not None
+    bags, scaled, checked = out_rows is not None, scale is not None, lookups.check is not None
     rule = (
         checked, KINDS[layout.precision], layout.weight_columns, len(layout.element_states), bool(layout.row_states),
         settings.clip_norm > 0, settings.scale_by_count, row, element,
@@ -396,7 +398,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     warps = max(1, min(8, block_d // 128))
     _launch_chunks(
         (num_chunks,), key, records, keys, order, lookups.slots, grad, out_rows if bags else keys,
-        lookups.scale if scaled else grad, bad, *partials[:2], *numbers, num_lookups, width,
+        grad if scale is None else scale, bad, *partials[:2], *numbers, num_lookups, width,
         dim, block_d, _CHUNK, bags, scaled, *rule, num_warps=warps,
     )  # fmt: skip
     if num_chunks > _GROUP:  # else no row fills a group

@@ -25,12 +25,11 @@ from hotbed.cache.contents import hot_keys
 from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import Lookups, SortedKeys, Ticket
 from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
-from hotbed.store import MemoryStore
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
@@ -50,8 +49,7 @@ def ordered(lookups: Lookups) -> Lookups:
     """The same lookups with what the update would otherwise work out itself."""
     if lookups.slots.device.type != "cuda":
         return lookups
-    sorted_keys, order = torch.sort(lookups.slots, stable=True)
-    return lookups._replace(sorted_keys=sorted_keys, order=order)
+    return lookups._replace(sorted=SortedKeys(*torch.sort(lookups.slots, stable=True)))
 
 
 class ArrivedBatch(NamedTuple):
@@ -145,8 +143,8 @@ class CachedRows:
 
     def make_pages(self, most: int) -> None:
         """Have the memory of all rows below now, if they are in an array that takes no more than `most` bytes."""
-        if isinstance(self.store, MemoryStore) and self.store.num_bytes <= most:
-            self.store.make_pages()
+        if self.store.array is not None and self.store.num_bytes <= most:
+            self.store.array.make_pages()
 
     def clear(self) -> None:
         """All rows have their initial values again: part of a change."""
@@ -233,9 +231,8 @@ class CachedRows:
         """Make a batch known; `lookups` name keys. Sorting them here serves the index and the update."""
         keys = lookups.slots
         lookups = ordered(lookups._replace(keys=keys))
-        sorted_keys = keys if lookups.sorted_keys is None else lookups.sorted_keys
         arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
-        return ArrivedBatch(lookups, arrive(sorted_keys, lookups.order))
+        return ArrivedBatch(lookups, arrive(*(lookups.sorted or (keys, None))))
 
     def begin(self, window: Sequence[ArrivedBatch], learns: bool) -> Decision:
         """Look for the rows of the next batches."""
@@ -254,8 +251,13 @@ class CachedRows:
     @property
     def is_direct(self) -> bool:
         """Whether slots and store are arrays in the same memory: `exchange` does everything, and nothing is staged."""
-        in_memory = isinstance(self.store, MemoryStore) and self.records.device.type == "cpu"
-        return in_memory and not self.keyspace.is_dynamic and self.keyspace.num_rows < 1 << 31
+        in_memory = self.records.device.type == "cpu"
+        return (
+            in_memory
+            and self.store.array is not None
+            and not self.keyspace.is_dynamic
+            and self.keyspace.num_rows < 1 << 31
+        )
 
     def read(self, fetch: Fetch) -> None:
         """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
@@ -310,8 +312,8 @@ class CachedRows:
 
     def _exchange_directly(self, fetch: Fetch) -> None:
         """Victims go from their slots to the store, misses from the store to their slots."""
-        plan, store, num_found = fetch.plan, self.store, 0
-        assert isinstance(store, MemoryStore), "rows are in an array"
+        plan, store, num_found = fetch.plan, self.store.array, 0
+        assert store is not None, "rows are in an array"
         if plan.num_misses:  # a victim leaves its slot to one
             rows = RowExchange(plan.miss_slots, plan.miss_keys, plan.victim_slots, plan.victim_keys)
             store.keep(rows.victim_keys)
@@ -339,13 +341,13 @@ class CachedRows:
         """What moves the rows of a recorded cache's windows."""
         from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
-        assert isinstance(self.store, MemoryStore), "a compiled transfer moves rows of an array"
-        return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
+        assert self.store.array is not None, "a compiled transfer moves rows of an array"
+        return CompiledTransfer(*self.store.array.parts(), recorded.host_lists, self.records.device)
 
     @property
     def has_array(self) -> bool:
         """Whether compiled code can move the rows: they are in an array of the host. Temporary rows are not."""
-        return isinstance(self.store, MemoryStore)
+        return self.store.array is not None
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
@@ -371,12 +373,13 @@ class CachedRows:
             pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
             unpack(self.records, *parts, self.keyspace.initial)
-        assert isinstance(self.store, MemoryStore), "a compiled transfer moves rows of an array"
+        store = self.store.array
+        assert store is not None, "a compiled transfer moves rows of an array"
         if num_rows < num_misses and self.keyspace.is_dynamic:
             self._create(plan, slot.source[:num_misses], miss_slots)
-        self.store.reach(self.keyspace.num_used)
-        if self.store.is_held:
-            self.store.keep(plan.victim_keys)
+        store.reach(self.keyspace.num_used)
+        if store.is_held:
+            store.keep(plan.victim_keys)
         transfer.exchanged(number, mark(self.records.device))
         counts = plan.cache_counts(
             num_batches,
@@ -405,8 +408,7 @@ class CachedRows:
         """Bring the rows in and name their slots, now: part of a change. A call whose rows were moved is placed again."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
-        if lookups.check is not None:
-            lookups.check()
+        lookups.check_ids()
         if lookups.origin is not None:
             self.keyspace.refuse_old(lookups.origin)
             self.forget_released()
@@ -524,7 +526,7 @@ class CachedRows:
 
     def _new_cache(self, device: torch.device) -> Cache:
         name = f"the cache of {', '.join(member.name for member in self._members)}"
-        in_order = not isinstance(self.store, MemoryStore)
+        in_order = self.store.array is None
         return Cache(self.num_slots, self._policy, device, bounded=self._bounded, in_order=in_order, name=name)
 
 

@@ -234,8 +234,7 @@ class PresetKeys:
 
     def request(self, lookups: Lookups) -> KeyRequest:
         """Keys, once all are known to be good."""
-        if lookups.check is not None:
-            lookups.check()
+        lookups.check_ids()
         return KeyRequest(lookups.slots.to(torch.int64), None, self.num_rows)
 
     def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Origin]:

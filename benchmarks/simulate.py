@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.results_file import append_rows
 from benchmarks.traces import zipf_trace
-from hotbed.data.dataset import hot_keys
+from hotbed.data.dataset import hot_rows, num_warm
 from hotbed.data.embedded import resolve
-from hotbed.forecast.id_file import TraceSource, hottest
+from hotbed.forecast.id_file import TraceSource, hottest_of
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import Replay, simulate
 from hotbed.forecast.trace import read_trace
@@ -33,9 +33,9 @@ def traces(num_batches: int) -> Iterator[tuple[str, TraceSource]]:
     """The streams."""
     dataset = resolve("criteo-like")
     trace = read_trace(dataset, batch_size=4096, shuffle=True, max_batches=num_batches)
-    yield "criteo-like", TraceSource(trace, [], [], lambda size: hot_keys(dataset, size))
+    yield "criteo-like", TraceSource(trace, [], [], lambda size: hot_rows(dataset, size))
     trace = zipf_trace(max(1, num_batches // 4))
-    yield "Zipf 1.05", TraceSource(trace, [], [], lambda size: hottest(trace, size))
+    yield "Zipf 1.05", TraceSource(trace, [], [], lambda size: hottest_of(trace, size))
 
 
 def seconds(work: Callable[[], object], rounds: int = 2) -> float:
@@ -53,7 +53,12 @@ def measure(name: str, given: TraceSource) -> Iterator[dict[str, object]]:
     trace = given.trace
     replay = Replay(trace)
     for policy in POLICIES:  # compiles
-        simulate(Replay(trace), trace.most_keys, policy, hot=given.hot(trace.most_keys) if policy == "static" else None)
+        simulate(
+            Replay(trace),
+            trace.most_keys,
+            policy,
+            hot=given.hot(num_warm(trace.most_keys, "static", 0)) if policy == "static" else None,
+        )
     ready = seconds(lambda: Replay(trace))
     print(
         f"{name}: {trace.num_batches} batches, {trace.num_lookups:,} lookups, {trace.keys.shape[0]:,} distinct keys of"
@@ -63,7 +68,7 @@ def measure(name: str, given: TraceSource) -> Iterator[dict[str, object]]:
         num_slots = round(share * trace.num_rows)
         if num_slots < trace.most_keys:
             continue
-        hot = given.hot(num_slots)
+        hot = given.hot(num_warm(num_slots, "static", 0))
         for policy in (*POLICIES, "optimum"):
 
             def work(policy: str = policy, num_slots: int = num_slots, hot: object = hot) -> object:

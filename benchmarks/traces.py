@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.workload import KAGGLE_ROWS, batches
-from hotbed.data.dataset import HOT_SHARE, Dataset, hot_keys
+from hotbed.data.dataset import Dataset, HotRows, hot_rows, num_warm
 from hotbed.data.prepare.prepare import prepare
+from hotbed.forecast.id_file import hottest_of
 from hotbed.forecast.trace import Trace, read_trace, trace_of
 
 
@@ -94,10 +95,7 @@ def zipf_trace(num_batches: int, batch_size: int = 16384) -> Trace:
     return trace_of(lookups(), sum(KAGGLE_ROWS))
 
 
-def hot_of(trace: Trace, num_slots: int, dataset: Dataset | None) -> NDArray[np.int64]:
+def hot_of(trace: Trace, num_slots: int, dataset: Dataset | None) -> HotRows:
     """The rows that the static policy keeps: by the dataset's counts, or for a synthetic trace by its own."""
-    if dataset is not None:
-        return hot_keys(dataset, num_slots)
-    keys, place = np.unique(trace.keys, return_inverse=True)
-    uses = np.bincount(place, weights=trace.counts)
-    return np.sort(keys[np.argsort(-uses, kind="stable")[: int(num_slots * HOT_SHARE)]])
+    warm = num_warm(num_slots, "static", 0.0)
+    return hottest_of(trace, warm) if dataset is None else hot_rows(dataset, warm)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ from benchmarks.cluster.__main__ import measure
 from benchmarks.cluster.nodes import missing
 from benchmarks.cluster.points import DENSE_WEIGHTS, WAYS, Point
 from benchmarks.workload import batches
+from hotbed.forecast.id_file import hottest_of
 from hotbed.forecast.network import Cluster, Group, dense, plain, replicated, sharded, zipf
+from hotbed.forecast.replay import simulate
+from hotbed.forecast.trace import trace_of
 from hotbed.optim import Adagrad
 
 ROWS, DIM, BATCH = (20_000, 3_000, 200), 8, 256
@@ -77,6 +81,23 @@ def policies() -> str:
         misses[policy] = losses_of(120, cache=0.05, ahead=True, policy=policy)[1].counters().misses
     assert misses["oracle"] < misses["lfu"] < misses["lru"], misses
     return "misses: " + ", ".join(f"{policy} {count:,}" for policy, count in misses.items())
+
+
+def warm_up() -> str:
+    """Rows of another draw of the same ids fill the cache: yesterday's counts."""
+    bases = torch.tensor([0, *accumulate(ROWS)][:-1])
+    yesterday, today = (
+        trace_of([(ids + bases).numpy().ravel() for ids in batches(ROWS, BATCH, count, seed=seed)], sum(ROWS))
+        for seed, count in ((2, 400), (1, 30))
+    )
+    slots, found = sum(ROWS) // 20, []
+    hot = hottest_of(yesterday, slots)
+    for policy in ("lru", "lfu"):
+        cold = simulate(today, slots, policy).misses
+        warm = simulate(today, slots, policy, hot=hot).misses - hot.keys.size
+        assert warm < cold, (policy, warm, cold)
+        found.append(f"{policy} {warm:,} instead of {cold:,}")
+    return "misses of the first 30 batches with the cache filled: " + ", ".join(found)
 
 
 def metadata_follows_the_cache() -> str:
@@ -218,6 +239,7 @@ ALONE: dict[str, Check] = {
     "cache_is_invisible": cache_is_invisible,
     "hits_by_share": hits_by_share,
     "policies": policies,
+    "warm_up": warm_up,
     "metadata_follows_the_cache": metadata_follows_the_cache,
     "three_tiers": three_tiers,
     "shares_over_time": shares_over_time,

@@ -34,6 +34,7 @@ from hotbed.ops.index import (
     FREED,
     HOT_BIT,
     MISSES,
+    MOST_USES,
     SYNC_BIT,
     WAYS,
     Cells,
@@ -264,6 +265,14 @@ class Cache:
         """Let the policy know that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
         self.check_placed(self._arrive(keys.to(self.device), None, HOT_BIT, None).num_unplaced)
+        self._victims.reset()
+
+    def count_uses(self, keys: Tensor, uses: Tensor) -> None:
+        """Let the policy count these uses of rows that are here (keys ascending)."""
+        resident, slots = self.resident()
+        here = torch.isin(resident, keys.to(self.device))
+        places = torch.searchsorted(keys.to(self.device), resident[here])
+        self._slots.uses[slots[here]] = uses.clamp(max=MOST_USES).to(self.device, torch.int32)[places]
         self._victims.reset()
 
     def dirty(self) -> tuple[Tensor, Tensor]:

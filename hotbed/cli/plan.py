@@ -141,7 +141,8 @@ def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:
     """Miss curves of the run's policy, of LRU and of the optimum."""
     from hotbed.forecast.curves import curves_of
 
-    return curves_of(asked.given, asked.replay, [asked.config.tables.policy], asked.ahead, tables=tables)
+    given = asked.config.tables
+    return curves_of(asked.given, asked.replay, [given.policy], asked.ahead, tables=tables, warmup=given.warmup)
 
 
 def _write_page(path: Path, asked: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:

@@ -48,6 +48,7 @@ _SETTINGS = {
     "train.seed": "seed",
     "tables.cache": "cache",
     "tables.policy": "policy",
+    "tables.warmup": "warmup",
     "tables.window": "window",
     "tables.look_ahead": "look_ahead",
 }  # of `hotbed train`: the option here
@@ -100,6 +101,7 @@ def simulate_command(
     options: dict[str, Any] = {
         "cache": "0.5%,1.5%,5%" if cache is None else cache,
         "policy": "all" if policy is None else policy,
+        "warmup": 0.0,
         "batch_size": batch_size or 4096,
         "shuffle": shuffle,
         "seed": seed or 0,
@@ -119,7 +121,9 @@ def simulate_command(
         given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
         sizes, refused = _sizes_that_fit(given.trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
-        asked = _SimulationRequest(given, policies, LookAhead(options["window"], options["look_ahead"]))
+        asked = _SimulationRequest(
+            given, policies, LookAhead(options["window"], options["look_ahead"]), options["warmup"]
+        )
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
         curves = asked.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
     for message in refused:
@@ -133,8 +137,9 @@ def simulate_command(
         print_json({"caches": figures, **({} if curves is None else curves.figures())})
     else:
         out().print(_table(given.trace, outcomes))
-        if "static" in policies:
-            out().print("static: rows loaded before the first batch count as misses", soft_wrap=True)
+        if "static" in policies or options["warmup"]:
+            which = "" if options["warmup"] else "static: "
+            out().print(f"{which}rows loaded before the first batch count as misses", soft_wrap=True)
         if curves is not None:
             out().print(curve_text(curves))
 
@@ -251,6 +256,7 @@ class _SimulationRequest:
     given: TraceSource
     policies: list[str]
     ahead: LookAhead
+    warmup: float
 
     @cached_property
     def replay(self) -> Replay:
@@ -259,6 +265,7 @@ class _SimulationRequest:
         return Replay(self.given.trace)
 
     def run(self, sizes: dict[float, int], progress: Callable[[int], None]) -> list[_Outcome]:
+        from hotbed.data.dataset import num_warm
         from hotbed.forecast.optimum import optimum
         from hotbed.forecast.replay import simulate
 
@@ -266,6 +273,7 @@ class _SimulationRequest:
         for share, num_slots in sizes.items():
             fewest = optimum(self.given.trace, num_slots)
             for policy in self.policies:
+                warm = num_warm(num_slots, policy, self.warmup)
                 before = len(outcomes) * self.given.trace.num_batches
                 counts = simulate(
                     self.replay,
@@ -273,7 +281,7 @@ class _SimulationRequest:
                     policy,
                     window=self.ahead.window,
                     look_ahead=self.ahead.look_ahead,
-                    hot=self.given.hot(num_slots) if policy == "static" else None,
+                    hot=self.given.hot(warm) if warm else None,
                     progress=lambda done, before=before: progress(before + done),  # type: ignore[misc]
                 )
                 num_keys = int(self.given.trace.keys.shape[0])
@@ -285,7 +293,15 @@ class _SimulationRequest:
         from hotbed.forecast.curves import curves_of
 
         sizes = [outcome.num_slots for outcome in outcomes]
-        return curves_of(self.given, self.replay, self.policies, self.ahead, (min(sizes), max(sizes)), tables=tables)
+        return curves_of(
+            self.given,
+            self.replay,
+            self.policies,
+            self.ahead,
+            (min(sizes), max(sizes)),
+            tables=tables,
+            warmup=self.warmup,
+        )
 
 
 def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:

@@ -4,8 +4,9 @@ Opening reads schema.json and the footer of every file of rows (a millisecond ea
 truncated, or differs from the schema in columns, types or row counts is found before a run starts. Files of rows are Arrow
 files (arrow_file.py), or Parquet, which hotbed 0.1 wrote; "row group" also names the record batch of an Arrow file.
 
-`hot_keys`: the most frequent rows of a dataset, for the static policy. They come from the counts files that `prepare` wrote,
-so only one line per distinct id is read. Ids that `min_count` left out of a vocabulary share row 0, which is not counted.
+`hot_rows`: the most frequent rows of a dataset, which may fill a cache before the first step. They come from the counts files
+that `prepare` wrote, so only one line per distinct id is read. Ids that `min_count` left out of a vocabulary share row 0, which
+is not counted.
 
 `describe`: rows, positives, distinct ids and their skew, as a dict for JSON. All figures are exact: they come from the counts
 files, which `prepare` made from every row of the train split, without ids that `min_count` or its memory limit left out.
@@ -34,7 +35,7 @@ from hotbed.files import RemotePath, path_of, readable
 
 TOP_SHARE = 0.015  # of the ids; what the published caches hold on the device
 CURVE_POINTS = 64
-HOT_SHARE = 0.9  # of the slots; the rest is for other rows (Criteo, 1.5 %: 0.75 misses 3 % more, 1.0 1 % more)
+STATIC_SHARE = 0.9  # of the slots; the rest is for other rows (Criteo, 1.5 %: 0.75 misses 3 % more, 1.0 1 % more)
 AGAIN = "Run `hotbed prepare` again, or restore the file."
 
 
@@ -53,6 +54,17 @@ class RowGroup(NamedTuple):
     rows: int
     stamp: tuple[int, int] | None = None  # of the file, when it was opened
     batch: ArrowBatch | None = None  # of an Arrow file; None for Parquet
+
+
+class HotRows(NamedTuple):
+    """Rows that are in the cache before the first step."""
+
+    keys: NDArray[np.int64]  # ascending
+    uses: NDArray[np.int64]  # of each in the train split
+
+    def only(self, which: NDArray[Any]) -> HotRows:
+        """Those that `which` names."""
+        return HotRows(self.keys[which], self.uses[which])
 
 
 class FeatureCounts(NamedTuple):
@@ -234,8 +246,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
-    """The keys of the most frequent rows, ascending: as many as a cache of `num_slots` slots should keep permanently."""
+def num_warm(num_slots: int, policy: str, warmup: float) -> int:
+    """Slots that are filled before the first step; a static cache keeps what is in them, so it always has some."""
+    return int(num_slots * (STATIC_SHARE if policy == "static" and not warmup else warmup))
+
+
+def hot_rows(dataset: Dataset, num_rows: int) -> HotRows:
+    """The most frequent rows."""
     keys, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     base = 0
     for feature in dataset.schema.features:
@@ -244,8 +261,13 @@ def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
         counts.append(times)
         base += rows.shape[0] if feature.mode == "raw" else feature.rows
     every, times = np.concatenate(keys), np.concatenate(counts)
-    hottest = np.argsort(-times, kind="stable")[: int(num_slots * HOT_SHARE)]
-    return np.sort(every[hottest])
+    return hottest(every, times, num_rows)
+
+
+def hottest(keys: NDArray[np.int64], uses: NDArray[np.int64], num_rows: int) -> HotRows:
+    """The rows with the most uses, of distinct keys."""
+    chosen = np.argsort(-uses, kind="stable")[:num_rows]
+    return HotRows(keys, uses).only(chosen[np.argsort(keys[chosen])])
 
 
 def count_rows(feature: IdFeature, counts: FeatureCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

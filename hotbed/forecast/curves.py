@@ -13,12 +13,14 @@ Shapes: E entries (distinct keys of all batches), D distinct rows, P sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.data.dataset import HotRows, num_warm
 from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import AUTOMATIC, LookAhead, Replay
@@ -71,6 +73,7 @@ def curves_of(
     between: tuple[int, int] | None = None,
     *,
     tables: bool,
+    warmup: float = 0.0,
 ) -> Curves:
     """LRU at every size, each policy and the optimum at a few; with `tables`, also every table alone."""
     trace = given.trace
@@ -78,12 +81,17 @@ def curves_of(
     sizes = sizes_between(max(least, trace.most_keys), max(most, trace.most_keys), _SIMULATED)
     found = [lru_curve(trace, "lru, no look-ahead")]
     for policy in policies:
-        hot = {size: given.hot(size) for size in sizes} if policy == "static" else None
-        found.append(policy_points(replay, policy, sizes, ahead, hot))
+        warm = partial(_warm, given, policy, warmup)
+        found.append(policy_points(replay, policy, sizes, ahead, warm))
     fewest = np.array([optimum(trace, size) for size in sizes]) / max(trace.keys.shape[0], 1)
     best = Curve("optimum", replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), fewest, fewest, is_whole=False)
     alone = table_curves(trace, given.names, given.ends) if tables else []
     return Curves(trace.num_rows, [*found, best], alone)
+
+
+def _warm(given: TraceSource, policy: str, warmup: float, size: int) -> HotRows | None:
+    count = num_warm(size, policy, warmup)
+    return given.hot(count) if count else None
 
 
 def _figures(curve: Curve) -> dict[str, Any]:
@@ -126,21 +134,25 @@ def table_curves(
 
 
 def policy_points(
-    replay: Replay, policy: str, sizes: Sequence[int], ahead: LookAhead = AUTOMATIC, hot: dict[int, Ints] | None = None
+    replay: Replay,
+    policy: str,
+    sizes: Sequence[int],
+    ahead: LookAhead = AUTOMATIC,
+    hot: Callable[[int], HotRows | None] | None = None,
 ) -> Curve:
-    """The curve of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size keeps.
+    """The curve of a policy, simulated at these sizes; `hot` are the rows that a cache of some size starts with.
 
     Counted over the distinct rows of every batch, as for the optimum: over windows, which are longer in larger caches, it would
     be another share at every size.
     """
-    found = [replay.run(size, policy, ahead, hot=None if hot is None else hot[size]).counts for size in sizes]
+    found = [replay.run(size, policy, ahead, hot=None if hot is None else hot(size)).counts for size in sizes]
     ratios = np.array([miss_share(counts.misses, replay.trace.keys.shape[0]) for counts in found])
     lookups = np.array([miss_share(counts.missed_lookups, replay.trace.num_lookups) for counts in found])
     return Curve(policy, replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), ratios, lookups, is_whole=False)
 
 
 def miss_share(misses: int, whole: int) -> float:
-    """Share of all requested rows; rows that a static cache loads before the first batch count as misses."""
+    """Share of all requested rows; rows that come in before the first batch count as misses."""
     return min(1.0, misses / max(whole, 1))
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.dataset import HOT_SHARE, Dataset, hot_keys
+from hotbed.data.dataset import Dataset, HotRows, hot_rows, hottest
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.forecast.trace import Trace, read_trace, rows_of, trace_of
 
@@ -40,11 +40,11 @@ class TraceSource(NamedTuple):
     trace: Trace
     names: list[str]  # of the tables
     ends: list[int]  # keys of table f are below ends[f]
-    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
+    hot: Callable[[int], HotRows]  # so many of the most frequent rows
 
 
 def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> TraceSource:
-    """Batches of a file of ids, in its order; a static cache keeps the ids that occur most in it."""
+    """Batches of a file of ids, in its order; its most frequent ids are those that occur most in it."""
     columns = _npy(path) if path.suffix == ".npy" else _parquet(path)
     num_samples = columns[0].offsets.shape[0] - 1 if columns else 0
     if not num_samples:
@@ -67,7 +67,7 @@ def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> Tr
             yield np.concatenate([one.values[one.offsets[first] : one.offsets[end]] for one in numbered])
 
     trace = trace_of(lookups(), max(base, 1))
-    return TraceSource(trace, [column.name for column in columns], ends, lambda size: hottest(trace, size))
+    return TraceSource(trace, [column.name for column in columns], ends, lambda size: hottest_of(trace, size))
 
 
 def _npy(path: Path) -> list[FileColumn]:
@@ -124,11 +124,10 @@ def from_dataset(dataset: Dataset, **options: Any) -> TraceSource:
     trace = read_trace(dataset, **options)
     rows = rows_of(dataset)
     ends = np.cumsum(rows).tolist()
-    return TraceSource(trace, [one.name for one in dataset.schema.features], ends, lambda size: hot_keys(dataset, size))
+    return TraceSource(trace, [one.name for one in dataset.schema.features], ends, lambda size: hot_rows(dataset, size))
 
 
-def hottest(trace: Trace, num_slots: int) -> NDArray[np.int64]:
-    """The rows of a trace that a static cache of `num_slots` keeps, by the trace's own counts."""
+def hottest_of(trace: Trace, num_rows: int) -> HotRows:
+    """The most frequent rows of a trace, by its own counts."""
     keys, place = np.unique(trace.keys, return_inverse=True)
-    uses = np.bincount(place, weights=trace.counts)
-    return np.sort(keys[np.argsort(-uses, kind="stable")[: int(num_slots * HOT_SHARE)]])
+    return hottest(keys, np.bincount(place, weights=trace.counts).astype(np.int64), num_rows)

@@ -32,12 +32,13 @@ from hotbed.cache import (
     make_policy,
     window_length,
 )
+from hotbed.data.dataset import HotRows
 from hotbed.errors import ConfigError
 from hotbed.forecast import replay_kernels as kernels
 from hotbed.forecast.optimum import check_fits
 from hotbed.forecast.replay_kernels import IndexSize
 from hotbed.forecast.trace import Trace
-from hotbed.ops.index import AHEAD_BITS
+from hotbed.ops.index import AHEAD_BITS, MOST_USES
 
 _MOST_NUMBERED = 1 << 27  # rows of tables that are numbered by an array
 _SAMPLED = 2048  # slots whose scores show how low those of the victims are
@@ -85,7 +86,7 @@ class Replay:
         policy: str,
         ahead: LookAhead = AUTOMATIC,
         *,
-        hot: NDArray[np.int64] | None = None,
+        hot: HotRows | None = None,
         epochs: int = 1,
         stop: int | None = None,
         with_cells: bool = False,
@@ -93,11 +94,10 @@ class Replay:
     ) -> ReplayResult:
         """Run the trace through one cache `epochs` times; figures are those of the last epoch, of its first `stop` batches.
 
-        `hot` are keys that the policy keeps; they are brought in first, as one batch that is counted.
+        `hot` are rows that are brought in first, as one batch that is counted.
         """
         check_fits(self.trace, num_slots)
-        kept = np.zeros(0, np.int64) if hot is None else hot
-        cache = CacheReplay(self._knowing(kept), num_slots, policy, kept)
+        cache = CacheReplay(self._knowing(hot), num_slots, policy, hot)
         if with_cells and not ahead.bounded:
             cache.cells = IndexSize(num_slots, cache.missed_rows.shape[0])
         for _ in range(epochs - 1):
@@ -112,9 +112,9 @@ class Replay:
         """The rows of a batch."""
         return self.rows[self.trace.offsets[number] : self.trace.offsets[number + 1]]
 
-    def _knowing(self, keys: NDArray[np.int64]) -> Replay:
-        """The same trace with a number for each of these keys, also if it is never looked up."""
-        every = np.union1d(self.keys, keys) if keys.shape[0] else self.keys
+    def _knowing(self, hot: HotRows | None) -> Replay:
+        """The same trace with a number for each of these rows, also if it is never looked up."""
+        every = self.keys if hot is None else np.union1d(self.keys, hot.keys)
         if every.shape[0] == self.keys.shape[0]:
             return self
         other = copy(self)
@@ -125,7 +125,7 @@ class Replay:
 class CacheReplay:
     """One cache over a trace."""
 
-    def __init__(self, replay: Replay, num_slots: int, policy: str, hot: NDArray[np.int64]) -> None:
+    def __init__(self, replay: Replay, num_slots: int, policy: str, hot: HotRows | None) -> None:
         self.num_slots = num_slots
         self._replay = replay
         self._policy = make_policy(policy)
@@ -145,8 +145,8 @@ class CacheReplay:
         self.cells: IndexSize | None = None
         self.learns = True
         self.reset_counts()
-        if hot.shape[0]:
-            self._warm(np.searchsorted(replay.keys, hot).astype(np.int32))
+        if hot is not None and hot.keys.shape[0]:
+            self._warm(np.searchsorted(replay.keys, hot.keys).astype(np.int32), hot.uses)
 
     def continue_with(self, replay: Replay, learns: bool) -> None:
         """Continue with other batches, whose rows have the same numbers; batches that do not learn leave rows clean."""
@@ -244,7 +244,7 @@ class CacheReplay:
         )  # fmt: skip
         self._used = int(numbers[kernels.USED])
 
-    def _warm(self, rows: NDArray[np.int32]) -> None:
+    def _warm(self, rows: NDArray[np.int32], uses: NDArray[np.int64]) -> None:
         """Bring in hot rows, as a batch that is not trained."""
         self._hot_rows[rows] = 1
         self._listed = np.empty((3, rows.shape[0]), dtype=np.int32)
@@ -253,6 +253,7 @@ class CacheReplay:
         numbers = np.zeros(7, dtype=np.int64)
         numbers[kernels.MISSES] = numbers[kernels.MISSED_LOOKUPS] = rows.shape[0]
         self._let_in(self._clock, np.uint8(0), numbers, (0, 1, 0))
+        self._uses[self._slot_of[rows]] = np.minimum(uses, MOST_USES)
         self._count(numbers, 1, rows.shape[0])
 
     def _set_first_uses(self) -> None:
@@ -315,7 +316,7 @@ def simulate(
     *,
     window: int | None = None,
     look_ahead: int | None = None,
-    hot: NDArray[np.int64] | None = None,
+    hot: HotRows | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CacheCounts:
     """The counts of training on the trace.
@@ -326,7 +327,7 @@ def simulate(
         policy: which rows stay.
         window: batches planned together, at most; None: as `hotbed.prefetch` chooses.
         look_ahead: batches known in advance; None: as `hotbed.prefetch` chooses; 0: the plain loop, without look-ahead.
-        hot: keys that the policy keeps, ascending; they are brought in first and counted as one batch, as in training.
+        hot: rows that are brought in first and counted as one batch, as in training; the static policy keeps them.
         progress: called with the number of batches planned.
     """
     if look_ahead is not None and not 0 <= look_ahead <= MOST_AHEAD:

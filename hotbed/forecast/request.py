@@ -118,7 +118,9 @@ class ForecastRequest:
     @property
     def course(self) -> RunCourse:
         config, train = self.config, self.config.train
-        return RunCourse(self.num_batches, train.epochs, train.max_steps, config.tables.policy, self.ahead)
+        return RunCourse(
+            self.num_batches, train.epochs, train.max_steps, config.tables.policy, config.tables.warmup, self.ahead
+        )
 
     @cached_property
     def ahead(self) -> LookAhead:

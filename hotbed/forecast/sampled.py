@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts
-from hotbed.data.dataset import Dataset, count_rows
+from hotbed.data.dataset import Dataset, HotRows, count_rows
 from hotbed.data.schema import IdFeature
 from hotbed.forecast.replay import CacheReplay, LookAhead, Replay
 from hotbed.forecast.replay_kernels import IndexSize
@@ -75,10 +75,13 @@ class SampledEpoch(NamedTuple):
     share: float  # of a rank's rows that are in it
 
     def run(
-        self, num_slots: int, policy: str, ahead: LookAhead, hot: NDArray[np.int64] | None, stops: list[int]
+        self, num_slots: int, policy: str, ahead: LookAhead, hot: HotRows | None, stops: list[int]
     ) -> list[SampleCounts]:
         """Run it through the cache of a rank once; the counts at each stop, a number of planned batches."""
-        kept = np.zeros(0, np.int64) if hot is None else np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
+        kept = None
+        if hot is not None:  # numbers stand for keys here
+            here = hot.only(np.isin(hot.keys, self.keys, assume_unique=True))
+            kept = here._replace(keys=np.searchsorted(self.keys, here.keys))
         slots = self.slots(num_slots)
         cache = CacheReplay(self.replay, slots, policy, kept)
         cache.cells = IndexSize(slots, self.keys.shape[0])

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_ahead_for, window_length
-from hotbed.data.dataset import Dataset
+from hotbed.data.dataset import Dataset, HotRows, num_warm
 from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.replay import LookAhead, Replay, ReplayResult
 from hotbed.forecast.sampled import MovedRows, SampledEpoch, moved_between, uses_of
@@ -60,6 +60,7 @@ class RunCourse(NamedTuple):
     epochs: int
     max_steps: int  # 0: no limit
     policy: str
+    warmup: float  # share of the slots that are filled before the first step
     ahead: LookAhead
 
 
@@ -81,19 +82,18 @@ def _part(trace: Trace, mine: NDArray[np.bool_]) -> Trace:
     return Trace(trace.keys[mine], trace.counts[mine], ends[trace.offsets], trace.num_rows)
 
 
-def hot_of(given: TraceSource, shard: Shard, num_slots: int) -> NDArray[np.int64]:
-    """Keys that the static cache of one rank keeps."""
-    keys = given.hot(num_slots * shard.world)
-    mine = (shard.owner_of(torch.from_numpy(keys)) == shard.rank).numpy()
-    found: NDArray[np.int64] = keys[mine][:num_slots]
-    return found
+def hot_of(given: TraceSource, shard: Shard, num_rows: int) -> HotRows:
+    """The most frequent rows of one rank."""
+    hot = given.hot(num_rows * shard.world)
+    mine = (shard.owner_of(torch.from_numpy(hot.keys)) == shard.rank).numpy()
+    return hot.only(np.flatnonzero(mine)[:num_rows])
 
 
 class BatchKnowledge(NamedTuple):
     """What is known of the batches."""
 
     replay: Replay  # the first batches, as far as they were read
-    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
+    hot: Callable[[int], HotRows]  # so many of the most frequent rows
     num_distinct: int  # rows that the train split uses
     thinned: Callable[[], SampledEpoch]  # for an epoch that was not read to its end
 
@@ -102,7 +102,8 @@ def simulate_run(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> Row
     """The cache of the run."""
     steps = course.num_batches * course.epochs
     steps = min(steps, course.max_steps) if course.max_steps else steps
-    hot = seen.hot(num_slots) if course.policy == "static" else None
+    warm = num_warm(num_slots, course.policy, course.warmup)
+    hot = seen.hot(warm) if warm else None
     num_simulated = min(seen.replay.trace.num_batches, steps)
     first = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, stop=num_simulated, with_cells=True)
     figures = _figures(_without_warming(first.counts, hot))
@@ -167,11 +168,11 @@ def distinct_rows(dataset: Dataset, features: tuple[int, ...] | None = None) -> 
     return sum(uses.num_rows for number, uses in every if features is None or number in features)
 
 
-def _without_warming(counts: CacheCounts, hot: NDArray[np.int64] | None) -> CacheCounts:
-    """Without the rows that a static cache brings in before the first batch."""
+def _without_warming(counts: CacheCounts, hot: HotRows | None) -> CacheCounts:
+    """Without the rows that come in before the first batch."""
     if hot is None:
         return counts
-    size = hot.shape[0]
+    size = hot.keys.shape[0]
     warming = CacheCounts(windows=1, batches=1, keys=size, misses=size, created=size, lookups=size, missed_lookups=size)
     return counts.minus(warming)
 
@@ -204,7 +205,7 @@ def _estimate_rest(
     seen: BatchKnowledge,
     num_slots: int,
     course: RunCourse,
-    hot: NDArray[np.int64] | None,
+    hot: HotRows | None,
     ends: _Ends,
     first: ReplayResult,
 ) -> _SampleResult:

@@ -113,6 +113,12 @@ class TablesConfig:
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
     ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
+    warmup: float = setting(
+        0.0,
+        "share of the cache filled with the most frequent rows of train before the first step; static keeps them (0: 0.9)",
+        least=0,
+        most=1,
+    )
     window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0, most=MOST_WINDOW)
     look_ahead: int = setting(
         0, "batches whose ids are known before they are planned; 0 is automatic", least=0, most=MOST_AHEAD

@@ -107,6 +107,8 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
         problems.append(
             "tables.memory: is for the rows behind a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
         )
+    if tables.warmup and not (tables.cache or tables.hbm or tables.dynamic):
+        problems.append("tables.warmup: is the share of a cache; give --cache or --hbm (tables.cache or hbm) too")
     if tables.ssd and not tables.memory:
         problems.append(
             "tables.ssd: holds what memory does not; give --memory (tables.memory) too, e.g. --memory 16GiB"
@@ -128,6 +130,9 @@ def _id_contradictions(tables: TablesConfig) -> list[str]:
     if tables.policy == "static":
         why = "it keeps rows that are known before training, and dynamic ids get theirs on the way"
         problems.append(f"tables.policy: must be oracle, lfu or lru with tables.dynamic, not 'static'; {why}")
+    if tables.warmup:
+        why = "the rows of dynamic ids are not known before training"
+        problems.append(f"tables.warmup: must be 0 with tables.dynamic, not {tables.warmup}; {why}")
     if tables.decay_scope == "table" and not (tables.cache or tables.hbm):
         why = "dynamic ids are looked up in a cache, and it holds only some rows"
         problems.append(f"tables.decay_scope: must be touched with tables.dynamic, not 'table'; {why}")

@@ -374,11 +374,11 @@ class EmbeddingTables(nn.Module):
             group.flush()
 
     @exclusive
-    def warm(self, keys: Tensor) -> None:
-        """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
+    def warm(self, keys: Tensor, uses: Tensor | None = None) -> None:
+        """Bring keys (distinct, ascending) into the cache of every group. The static policy keeps them, LFU counts `uses`."""
         self.claim()
         for group in self.groups:
-            group.warm(keys)
+            group.warm(keys, uses)
 
     @exclusive
     def snapshot(self, touched: bool = False) -> TablesSnapshot:

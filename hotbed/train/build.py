@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.dataset import Dataset, hot_keys
+from hotbed.data.dataset import Dataset, hot_rows, num_warm
 from hotbed.data.loader.loader import ALL, Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
@@ -206,7 +206,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     ahead = given.window or None, given.look_ahead or None
     loss = _loss_of(config, schema)
     compiled = compiled_step(config, model, dense, device, loss) if world.size == 1 else None
-    hot = _hot_keys(config, dataset, rows)
+    hot = _hot_rows(config, dataset, rows)
     return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled, loss=loss)
 
 
@@ -220,14 +220,16 @@ def _start_at_base_rate(config: RunConfig, schema: Schema, model: nn.Module, dev
     set_base_rate(model, vectors, dense, train.positives / max(train.positives + negatives, 1))
 
 
-def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
-    """What the static policy is told; all tables of a run have one width, so one group holds them in schema order."""
+def _hot_rows(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> tuple[Tensor, Tensor] | None:
+    """Keys and uses of what a cache starts with. All tables of a run have one width: one group has them in schema order."""
     sizes = cache_sizes(rows)
-    if sizes is None or config.tables.policy != "static":
+    warm = 0 if sizes is None else num_warm(sizes["slots"], config.tables.policy, config.tables.warmup)
+    if not warm:
         return None
     shard = rows.groups[0].shard
-    keys = torch.from_numpy(hot_keys(dataset, sizes["slots"] * shard.world))
-    return shard.local_of(keys[shard.owner_of(keys) == shard.rank])[: sizes["slots"]]
+    keys, uses = map(torch.from_numpy, hot_rows(dataset, warm * shard.world))
+    mine = (shard.owner_of(keys) == shard.rank).nonzero().squeeze(1)[:warm]
+    return shard.local_of(keys[mine]), uses[mine]
 
 
 def _most_used(schema: Schema, tables: dict[str, Table]) -> int:

@@ -45,16 +45,16 @@ class Learner:
     device: torch.device
     window: int | None = None  # batches planned together; None is automatic
     look_ahead: int | None = None  # batches whose ids are known before they are planned
-    hot: Tensor | None = None  # int64, ascending: keys of the rows that a static cache keeps
+    hot: tuple[Tensor, Tensor] | None = None  # int64: keys, ascending, and uses of the rows that a cache starts with
     world: World = ALONE  # the ranks that learn together
     watch: Callable[[Batch, Tensor], None] | None = None  # told of a batch and its vectors before the backward pass
     compiled: CompiledStep | None = None  # of the dense part, where it may be recorded
     loss: Loss = binary_loss  # as `compiled` has it
 
     def warm(self) -> None:
-        """Bring the rows in that a static cache keeps; loading rows forgets them."""
+        """Bring the rows in that the cache starts with; loading rows forgets them."""
         if self.hot is not None:
-            self.tables.warm(self.hot)
+            self.tables.warm(*self.hot)
 
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""

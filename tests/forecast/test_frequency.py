@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.data.dataset import Dataset, hot_keys
+from hotbed.data.dataset import Dataset, hot_rows, num_warm
 from hotbed.data.schema import IdFeature, Schema, Split
 
 
@@ -32,13 +32,15 @@ def test_rows_of_every_mode(tmp_path):
     )
     # by count: a1 50, c4 20, b1 15, b3 8, a2 7, c0 2, a3 1
     base_b, base_c = 4, 14
-    assert hot_keys(dataset, 4).tolist() == sorted([1, base_c + 4, base_b + 1])
-    assert hot_keys(dataset, 6).tolist() == sorted([1, base_c + 4, base_b + 1, base_b + 3, 2])
-    assert hot_keys(dataset, 100).tolist() == sorted([1, 2, 3, base_b + 1, base_b + 3, base_c, base_c + 4])
+    assert hot_rows(dataset, 3).keys.tolist() == sorted([1, base_c + 4, base_b + 1])
+    assert hot_rows(dataset, 5).keys.tolist() == sorted([1, base_c + 4, base_b + 1, base_b + 3, 2])
+    every = hot_rows(dataset, 90)
+    assert every.keys.tolist() == sorted([1, 2, 3, base_b + 1, base_b + 3, base_c, base_c + 4])
+    assert every.uses.tolist() == [50, 7, 1, 15, 8, 2, 20]
 
 
 @pytest.mark.parametrize("num_slots", [1, 10, 95])
 def test_room_is_left_for_rows_that_come_and_go(tmp_path, num_slots):
     dataset = make(tmp_path / "d", [IdFeature("a", 200)], {"a": [(i, 500 - i) for i in range(150)]})
-    hot = hot_keys(dataset, num_slots)
-    assert hot.tolist() == list(range(1, 1 + int(0.9 * num_slots)))
+    hot = hot_rows(dataset, num_warm(num_slots, "static", 0.0))
+    assert hot.keys.tolist() == list(range(1, 1 + int(0.9 * num_slots)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotbed.data.dataset import Dataset, hot_keys
+from hotbed.data.dataset import Dataset, hot_rows
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
 from hotbed.forecast.id_file import from_dataset
@@ -49,7 +49,7 @@ class Forecasts:
         )
 
     def of(self, share, policy, max_steps=0):
-        course = RunCourse(self.num_batches, self.epochs, max_steps, policy, LookAhead())
+        course = RunCourse(self.num_batches, self.epochs, max_steps, policy, 0.0, LookAhead())
         return [simulate_run(seen, round(share * self.num_rows), course) for seen in (self.whole, self.short)]
 
 
@@ -110,8 +110,8 @@ def test_a_small_epoch_of_hardly_a_row(dataset, lookups):
 def test_hot_rows_of_a_rank_are_its_own(dataset):
     given = from_dataset(dataset, batch_size=BATCH, max_batches=2)
     shard = Shard(0, 2)
-    found = hot_of(given, shard, 100)
-    assert set(found) <= set(hot_keys(dataset, 200))
+    found = hot_of(given, shard, 100).keys
+    assert set(found) <= set(hot_rows(dataset, 200).keys)
     assert 60 < found.shape[0] <= 100
 
 

@@ -299,6 +299,7 @@ def test_what_is_no_amount_of_memory(given):
         ),
         (["cache=1.5"], "tables.cache: must be at most 1, not 1.5; 1.5 % is 0.015"),
         (["policy=fifo"], "tables.policy: must be one of oracle, lfu, lru, static, not 'fifo'"),
+        (["warmup=0.5"], "tables.warmup: is the share of a cache; give --cache or --hbm"),
         (["window=-1"], "tables.window: must be at least 0, not -1"),
         (["precision=int8"], "tables.precision: must be one of fp32, fp16, bf16, not 'int8'"),
     ],
@@ -338,5 +339,9 @@ def test_dynamic_and_its_rules_contradict_other_settings():
     assert [problem.partition(":")[0] for problem in problems[1:]] == ["tables.admit", "tables.expire"]
     assert "--dynamic" in problems[1]
     sets = ["tables.dynamic=[user, ad]", "tables.policy=static", "tables.decay_scope=table", "tables.memory=1GiB"]
-    _, problems = compose(None, {}, sets)
-    assert [problem.partition(":")[0] for problem in problems] == ["tables.policy", "tables.decay_scope"]
+    _, problems = compose(None, {}, [*sets, "tables.warmup=0.5"])
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "tables.policy",
+        "tables.warmup",
+        "tables.decay_scope",
+    ]

@@ -127,7 +127,8 @@ def test_weights_of_16_bits_behind_a_cache(start, tmp_path):
         assert torch.equal(scored.score(batch), built.training.learner.score(batch))
 
 
-def test_a_static_cache_is_warm_from_the_start_and_after_a_stop(start, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("settings", [("policy=static",), ("policy=lfu", "warmup=0.9")])
+def test_a_cache_is_warm_from_the_start_and_after_a_stop(start, whole, tmp_path, monkeypatch, settings):
     found = []  # updates done, rows brought in
 
     def warm(learner):
@@ -137,7 +138,7 @@ def test_a_static_cache_is_warm_from_the_start_and_after_a_stop(start, whole, tm
 
     real = Learner.warm
     monkeypatch.setattr(Learner, "warm", warm)
-    sets = (*SETS, CACHE, "tables.policy=static")
+    sets = (*SETS, CACHE, *(f"tables.{one}" for one in settings))
     built = start(tmp_path, *sets, observers=[Spy(at=40, act=interrupt)])
     run(built.training, built.subject)
     built = start(tmp_path, *sets)

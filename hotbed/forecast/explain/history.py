@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.dataset import hot_keys
+from hotbed.data.dataset import hot_rows, num_warm
 from hotbed.data.loader.loader import Loader
 from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of
 from hotbed.forecast.replay import CacheReplay, Replay
@@ -95,7 +95,7 @@ class _CacheReplay:
         self.cache: CacheReplay | None = None
         self.agreement: float | None = None
         self.planned = self.windows = self.evictions = 0
-        self.warmed = np.zeros(0, np.int32)  # rows that a static cache has from the start
+        self.warmed = np.zeros(0, np.int32)  # rows that the cache has from the start
 
     def run(
         self,
@@ -114,10 +114,9 @@ class _CacheReplay:
     def _pass(self, one: Pass, window: Callable[[Pass, int], None]) -> None:
         replay = Replay(one.trace, every_row=True)
         if self.cache is None:
-            hot = np.zeros(0, np.int64)
-            if self._policy == "static":
-                hot = hot_keys(self._opened.dataset, self._num_slots or 0)[: self._num_slots]
             assert self._num_slots is not None
+            warm = num_warm(self._num_slots, self._policy, self._opened.config.tables.warmup)
+            hot = hot_rows(self._opened.dataset, warm) if warm else None
             self.cache = CacheReplay(replay, self._num_slots, self._policy, hot)
             self.warmed = self.cache.rows_here()
         self.cache.continue_with(replay, one.learns)

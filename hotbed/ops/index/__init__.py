@@ -97,6 +97,9 @@ class SlotState(_SlotTensors):
         return tuple(part.numpy() for part in self)
 
 
+MOST_USES = 1 << 20  # that a row may begin with
+
+
 class ScoreFunction(NamedTuple):
     """How a policy values a slot: score(next_use, uses, age, hot) -> int32, the lowest leave first.
 

@@ -445,10 +445,10 @@ class CachedRows:
                 self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
             self.cache.mark_clean()
 
-    def warm(self, keys: Tensor) -> None:
-        """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in.
+    def warm(self, keys: Tensor, uses: Tensor | None) -> None:
+        """Bring in these keys (distinct, ascending; no more than slots) and let the policy know them, with their uses.
 
-        A cache that keeps them already stays as it is: it was loaded from a checkpoint.
+        A cache that knows them already stays as it is: it was loaded from a checkpoint.
         """
         if torch.equal(hot_keys(self.cache).cpu(), keys.cpu()):
             return
@@ -456,6 +456,8 @@ class CachedRows:
             self.cache.keep(keys)
             spans, device = (), self.records.device
             self.placed(Lookups(keys.to(device), spans, 0), learns=False)
+            if uses is not None:
+                self.cache.count_uses(keys, uses)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Follow `nn.Module.to`."""

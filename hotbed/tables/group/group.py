@@ -118,8 +118,8 @@ class Residency(Protocol):
     def take_back(self) -> None:
         """Forget what dynamic ids taught that were not trained: part of a change."""
 
-    def warm(self, keys: Tensor) -> None:
-        """Let a static policy keep these keys, and bring them in."""
+    def warm(self, keys: Tensor, uses: Tensor | None) -> None:
+        """Bring these keys in and let the policy know them, with their uses."""
 
     def counters(self) -> CacheCounts:
         """What a cache did so far."""
@@ -356,9 +356,9 @@ class TableGroup:
         """Write every changed row to where whole tables are read and written."""
         self.residency.flush()
 
-    def warm(self, keys: Tensor) -> None:
-        """Let a static policy keep these keys, and bring them in."""
-        self.residency.warm(keys)
+    def warm(self, keys: Tensor, uses: Tensor | None = None) -> None:
+        """Bring these keys in and let the policy know them, with their uses."""
+        self.residency.warm(keys, uses)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Follow `nn.Module.to`."""

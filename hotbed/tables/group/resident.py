@@ -117,7 +117,7 @@ class ResidentRows:
     def take_back(self) -> None:
         """There is nothing but the rows themselves."""
 
-    def warm(self, keys: Tensor) -> None:
+    def warm(self, keys: Tensor, uses: Tensor | None) -> None:
         """All rows are here."""
 
     def load(self, member: Member, columns: Mapping[str, Tensor]) -> None:

@@ -36,7 +36,8 @@ from hotbed.tables.group.group import TableGroup, UpdateStep
 if TYPE_CHECKING:
     from hotbed.parallel.shard_front import ShardFront
 
-Mode = Literal["sharded", "replicated", "auto"]
+Mode = Literal["sharded", "replicated", "all-reduce", "auto"]
+_COPIES = ("replicated", "all-reduce")
 _LOG = logging.getLogger("hotbed.parallel")
 _SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank sends to all others together
 _ROW = 64  # bytes
@@ -214,19 +215,34 @@ def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
     """Refuse an unknown mode, and replicas of rows that decay at every step."""
     if mode not in get_args(Mode):
         raise ConfigError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
-    if mode == "replicated" and optimizer is not None and optimizer.decay_scope == "table":
+    if mode in _COPIES and optimizer is not None and optimizer.decay_scope == "table":
         raise ConfigError(
-            "mode='replicated' keeps copies of the rows that batches use, but decay_scope='table' changes all rows at every "
+            f"mode={mode!r} keeps copies of the rows that batches use, but decay_scope='table' changes all rows at every "
             "step; use decay_scope='touched', or mode='sharded'"
         )
+
+
+def _refuse_all_reduce(sharded: ShardFront, group: TableGroup) -> None:
+    """A ConfigError where every rank applying an update would not give the rows of their owners."""
+    why = ""
+    if group.optimizer.scale_by_count:
+        why = "scale_by_count divides by the occurrences in all batches, which only owners count"
+    elif group.layout.precision != "fp32":
+        why = f"precision={group.layout.precision!r} rounds at random, which only owners do"
+    elif sharded.shared is not None:
+        why = "ids that wait for admission share a row, which is summed apart"
+    if why:
+        raise ConfigError(f"mode='all-reduce' applies every update on every rank: {why}; use mode='replicated'")
 
 
 def choose_front(
     mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup
 ) -> ShardFront | ReplicatedFront | AutoFront:
     """The front that answers the lookups of a group."""
-    if mode == "replicated":
-        return ReplicatedFront(sharded, mesh, group)
+    if mode == "all-reduce":
+        _refuse_all_reduce(sharded, group)
+    if mode in _COPIES:
+        return ReplicatedFront(sharded, mesh, group, everywhere=mode == "all-reduce")
     if mode == "sharded":
         return sharded
     if group.optimizer.decay_scope == "table":

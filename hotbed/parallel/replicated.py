@@ -10,6 +10,10 @@ Only the owner updates, and weights are distributed instead of summed gradients,
 optimizer state, rows that come in are only as wide as their weights, the update runs once and not W times, and every value
 equals that of sharded tables to the bit. The unions alone determine which rows have a replica: ranks agree without
 communication.
+
+`mode="all-reduce"` is the collective that MixCache publishes: replicas are whole records, the gradients of the union are summed
+by one all-reduce of a dense block, and every rank applies the same update to its replicas, the owner to its rows too. The sum
+is in the order of the collective: with more than two ranks its last bits may differ from those of sharded tables.
 """
 
 from __future__ import annotations
@@ -51,11 +55,12 @@ class RowTally(NamedTuple):
 
 
 class Replicas:
-    """Weights [S, D] of rows of one group, of the same rows on all ranks."""
+    """Weights [S, D] of rows of one group, or their whole records [S, W]; of the same rows on all ranks."""
 
-    def __init__(self, mesh: Mesh, group: TableGroup) -> None:
+    def __init__(self, mesh: Mesh, group: TableGroup, whole: bool) -> None:
         self._mesh = mesh
         self._group = group
+        self._whole = whole
         self._cache: Cache | None = None  # which row is where
         self.rows = torch.empty(0, 0, dtype=torch.float32, device="cpu")
         self.version = 0  # batches placed
@@ -102,26 +107,31 @@ class Replicas:
 
     def _make_room(self, num_rows: int) -> None:
         """Start over if the replicas are too few, or differ from the rows in type or device."""
-        dtype, device = result_type(self._group.numbers), self._group.records.device
+        records = self._group.records
+        dtype, device = records.dtype if self._whole else result_type(self._group.numbers), records.device
         is_alike = self.rows.dtype == dtype and self.rows.device == device
         if num_rows > self.rows.shape[0] or not self.rows.shape[0] or not is_alike:
             self._cache = None
             with torch.inference_mode(False):
-                shape = max(1, _ROOM * num_rows), self._group.layout.dim
+                shape = max(1, _ROOM * num_rows), records.shape[1] if self._whole else self._group.layout.dim
                 self.rows = torch.empty(shape, dtype=dtype, device=device)
 
 
 class ReplicatedFront:
-    """Answers the lookups of one group from replicas; updates go to the owners of the rows, and come back."""
+    """Answers the lookups of one group from replicas; updates go to the owners of the rows, and come back.
 
-    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
+    With `everywhere` gradients go to all ranks instead, and each updates its replicas.
+    """
+
+    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup, *, everywhere: bool = False) -> None:
         self.layout = group.layout
         # With one rank the user can write to rows through views, and the meaning of dynamic ids can change.
         self.wants: UnionKind = "once" if group.keyspace.is_dynamic or mesh.size == 1 else "kept"
         self.tally = RowTally()
         self._sharded = sharded  # sends sums of gradients to the owners
-        self._group = group
-        self._replicas = Replicas(mesh, group)
+        self._group, self._mesh = group, mesh
+        self._everywhere = everywhere
+        self._replicas = Replicas(mesh, group, everywhere)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
         """See ShardFront."""
@@ -140,10 +150,28 @@ class ReplicatedFront:
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Send the sums of the gradients to the owners, and take the new weights of all rows of the union."""
+        if self._everywhere:
+            self._update_everywhere(lookups, tables, grad, step)
+            return
         requested = self._sharded.updated(lookups, tables, grad, step)
         if self.wants == "kept":
             union = self._placed(requested)
             self._replicas.refresh(union, self._read(requested, union.standing))
+
+    def _update_everywhere(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
+        """Sum the gradients of the union on all ranks; update the rows that are here, and all replicas."""
+        self._sharded.meet("is in a backward pass and updates rows", lookups)
+        requested = self._sharded.requested_lookups(lookups, learns=True)
+        union = self._placed(requested)
+        mine = self._sharded.summed(lookups._replace(slots=union.places), tables, grad, union.num_rows)
+        sums = self._sharded.narrow(mine)
+        self._mesh.sum_(sums)
+        sums = sums.to(grad.dtype)
+        own = slice(union.starts[self._mesh.rank], union.starts[self._mesh.rank + 1])
+        with self._group.changes.changing("an update of rows"):
+            self._group.update_rows(_each(requested.slots[union.standing]), sums[own], step)
+            if self.wants == "kept":
+                self._group.update_copies(self._replicas.rows, _each(union.slots[:-1]), sums, step)
 
     def forget(self) -> None:
         """Rows have changed other than by updates."""
@@ -163,11 +191,17 @@ class ReplicatedFront:
         return union if union.version == self._replicas.version else self._place(requested)
 
     def _read(self, requested: Lookups, which: Tensor) -> Tensor:
-        """The weights [n, D] of some of the rows that other ranks request, as sent."""
-        count = which.shape[0]
-        return self._sharded.narrow(
-            self._group.lookup(Lookups(requested.slots[which], (Span("rows", 0, count, 1),), count))
-        )
+        """The weights [n, D] of some of the rows that other ranks request, as sent; or their records [n, W]."""
+        slots = requested.slots[which]
+        if self._everywhere:
+            return self._group.records.index_select(0, slots.to(torch.int64))
+        return self._sharded.narrow(self._group.lookup(_each(slots)))
+
+
+def _each(slots: Tensor) -> Lookups:
+    """One lookup of each row, which are distinct."""
+    count = slots.shape[0]
+    return Lookups(slots.contiguous(), (Span("rows", 0, count, 1),), count)
 
 
 def _here(lookups: Lookups, union: Union) -> Lookups:

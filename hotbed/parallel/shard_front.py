@@ -77,7 +77,7 @@ class ShardFront:
     def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> Lookups:
         """As `update`; returns the lookups of other ranks, with rows in place."""
         route = route_of(requests_of(lookups))
-        sums = self._summed(lookups, tables, grad, route.num_vectors)
+        sums = self.summed(lookups, tables, grad, route.num_vectors)
         self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         requested = self.requested_lookups(lookups, learns=True)
@@ -123,7 +123,7 @@ class ShardFront:
         vectors = self._group.lookup(requested)[: route.routing.num_received]
         return route.bring(self.narrow(vectors)).to(vectors.dtype)
 
-    def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_vectors: int) -> Tensor:
+    def summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_vectors: int) -> Tensor:
         """Sums [V, D] of the gradients of every vector, in the order of the batch."""
         sums = sum_by_row(grad, lookups, num_vectors, tables)
         return sums if self._scale == 1.0 else sums * self._scale

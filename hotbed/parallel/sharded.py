@@ -48,7 +48,8 @@ class ShardedTables(EmbeddingTables):
     `traffic="bf16"` or "fp16" sends rows and gradients in 16 bits: an approximation (docs/numerics.md).
 
     `mode="replicated"` also keeps recently used rows at every rank; "auto" chooses for every group, from its first batches and
-    the speed of the wires. The rows are the same to the bit (docs/distributed.md).
+    the speed of the wires. The rows are the same to the bit (docs/distributed.md). "all-reduce" keeps whole records at every
+    rank, which applies every update itself, as MixCache publishes it; sums of more than two ranks may round differently.
 
     `pooled="auto"` lets owners sum their parts of bags if that moves fewer bytes than rows; vectors are then sums of at most W
     partial sums, which round differently than in one process. "never" moves rows and gives the vectors of one process to the

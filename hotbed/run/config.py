@@ -23,7 +23,7 @@ DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
 MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; the limits of the cache
 PRECISIONS = ("fp32", "fp16", "bf16")
-MODES = ("sharded", "replicated", "auto")
+MODES = ("sharded", "replicated", "all-reduce", "auto")
 MERGES = ("auto", "frozen_v", "shared_v", "moments", "params")
 
 
@@ -205,7 +205,9 @@ class ParallelConfig:
     delay: int = setting(0, "steps between the start of an overlapped merge and its use; 0: k_step / 4", least=0)
     across_only: bool = setting(False, "average gradients inside a machine at every step, merge across machines")
     mode: str = setting(
-        "sharded", "how ranks get rows that others own; the same result, bags up to rounding", one_of=MODES
+        "sharded",
+        "how ranks get rows that others own; the same result, bags and all-reduce up to rounding",
+        one_of=MODES,
     )
     traffic: str = setting(
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS

@@ -51,10 +51,10 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
         problems.append(
             f"parallel.local_ranks: must divide the {world.size} ranks, not {config.parallel.local_ranks}; 0: as torchrun says"
         )
-    if config.parallel.mode == "replicated" and config.tables.decay_scope == "table":
+    if config.parallel.mode in ("replicated", "all-reduce") and config.tables.decay_scope == "table":
         problems.append(
-            "parallel.mode: must be sharded or auto with tables.decay_scope=table, not 'replicated'; replicas are of the rows "
-            "that batches use, and every row decays at every step"
+            f"parallel.mode: must be sharded or auto with tables.decay_scope=table, not {config.parallel.mode!r}; replicas are "
+            "of the rows that batches use, and every row decays at every step"
         )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")

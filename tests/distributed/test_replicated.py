@@ -321,7 +321,9 @@ def gradient_of_weights(kind):
 
 
 def test_settings_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"mode must be one of 'sharded', 'replicated', 'auto', not 'mixed'"):
+    with pytest.raises(
+        ConfigError, match=r"mode must be one of 'sharded', 'replicated', 'all-reduce', 'auto', not 'mixed'"
+    ):
         ShardedTables({"a": Table(40, 4)}, mode="mixed")
     with pytest.raises(ConfigError, match=r"decay_scope='table' changes all rows.*mode='sharded'"):
         ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, decay_scope="table"), mode="replicated")

@@ -26,7 +26,7 @@ from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.precision import salt_of
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
-from hotbed.ops.update import TableRows, settings_of, update
+from hotbed.ops.update import TableRows, UpdateSettings, settings_of, update
 from hotbed.optim import RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.store import Store
@@ -280,15 +280,23 @@ class TableGroup:
 
     def apply(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
         """What every update comes to; `rows`: the slots and spans of the tables."""
+        settings = self._settings(rows, step)
+        residency = self.residency
+        residency.touch(lookups.slots)
+        update(residency.records, self.layout, grad, lookups, settings)
+
+    def update_copies(self, records: Tensor, lookups: Lookups, grad: Tensor, step: UpdateStep) -> None:
+        """As `update_rows`, for copies [S, W] of rows, which somebody else keeps."""
+        settings = self._settings((TableRows(0, records.shape[0], 0, 1),), step)
+        update(records, self.layout, grad, lookups, settings)
+
+    def _settings(self, rows: tuple[TableRows, ...], step: UpdateStep) -> UpdateSettings:
         factor, number = step.taken()
         lr = self._schedule.at(number) * factor
         salt = 0
         if self.layout.precision != "fp32":  # a stream of random bits rounds this group's weights
             salt = salt_of(stream_of(self.seed, f"rounding of {', '.join(self.members)}"), number)
-        settings = settings_of(self.optimizer, lr, rows, salt)
-        residency = self.residency
-        residency.touch(lookups.slots)
-        update(residency.records, self.layout, grad, lookups, settings)
+        return settings_of(self.optimizer, lr, rows, salt)
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table.

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, find, remember
+from hotbed.checkpoint.chain import Entry, find, folders_in, locked, remember, remove
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
+from hotbed.checkpoint.layouts import step_of
 from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
 from hotbed.checkpoint.types import Rows, Sink, Snapshot
@@ -40,6 +41,7 @@ __all__ = [
     "State",
     "TableShape",
     "WarmStartReport",
+    "discard_after",
     "load",
     "load_entry",
     "save",
@@ -72,13 +74,33 @@ def save(
     """Add a checkpoint to a folder of checkpoints, and remove those that the policy does not keep; the new one's folder.
 
     `extra` is any plain JSON value. `step` names the checkpoint; its default is the number of updates of the tables. Rows that
-    were not touched since the last checkpoint in this folder are not written again.
+    were not touched since the last checkpoint in this folder are not written again. A folder with a later step is refused,
+    since `load` would take that one: see `discard_after`.
     """
     at = int(tables.num_updates) if step is None else step
+    root = path_of(folder)
+    if later := _after(root, at):
+        raise RunError(
+            f"{root} holds step {step_of(later[-1]):,}, later than the {at:,} to be saved, and load() would take that one. "
+            f"Save to another folder, or remove the later ones first: hotbed.checkpoint.discard_after({str(root)!r}, {at})."
+        )
     state = State(at, dense_tensors(model, optimizer), {"extra": extra})
-    saver = Saver(path_of(folder), tables, policy or Policy())
+    saver = Saver(root, tables, policy or Policy())
     saver.save(state, wait=True)
-    return find(path_of(folder)).folder
+    return find(root).folder
+
+
+def discard_after(folder: str | Path, step: int) -> list[Path]:
+    """Remove the checkpoints of later steps, of a history that is given up; the folders that are gone."""
+    root = path_of(folder)
+    with locked(root):
+        later = _after(root, step)
+        remove(later)
+    return later
+
+
+def _after(root: Path, step: int) -> list[Path]:
+    return [one for one in folders_in(root) if step_of(one) > step]
 
 
 def load(

@@ -103,12 +103,13 @@ def chain_of(entry: Entry) -> list[Entry]:
     return chain[::-1]
 
 
-def unneeded(root: Path, keep: int) -> list[Path]:
-    """The folders that may be removed: neither among the newest `keep`, nor needed by one of those."""
+def unneeded(root: Path, keep: int, written: Path | None = None) -> list[Path]:
+    """The folders that may be removed: neither among the newest `keep`, nor just `written`, nor needed by one of those."""
     folders = folders_in(root)
     place = {path.name: number for number, path in enumerate(folders)}
     needed: set[int] = set()
-    for newest in range(max(0, len(folders) - max(keep, 1)), len(folders)):
+    kept = range(max(0, len(folders) - max(keep, 1)), len(folders))
+    for newest in (*kept, *([place[written.name]] if written is not None and written.name in place else [])):
         number: int | None = newest
         while number is not None and number not in needed:
             needed.add(number)

@@ -153,7 +153,7 @@ class Saver:
         advance(self._tables, entry, taken.history, taken.snapshot.commit)
         try:
             with locked(self.root):
-                remove(unneeded(self.root, self.policy.keep))
+                remove(unneeded(self.root, self.policy.keep, entry.folder))
         except RunError as error:  # the checkpoint itself is complete
             self._unsaid = f"warning: old checkpoints stay: {error}"
 

@@ -23,7 +23,7 @@ from hotbed.files import RemotePath
 from hotbed.host.jit import njit
 
 SUFFIX = ".arrow"
-_INDEX, _INDEX_SUM = b"hotbed.batches", b"hotbed.batches.checksum"
+_INDEX, _INDEX_SUM, _NAME = b"hotbed.batches", b"hotbed.batches.checksum", b"hotbed.file"
 _MAGIC_BYTES = 8  # before the first message
 _WRITE_BYTES = 1 << 20  # Arrow writes every column, and what fills it up, on its own
 _LANES = 16
@@ -46,13 +46,15 @@ class ArrowIndex(NamedTuple):
     schema: pa.Schema
     places: tuple[BatchPlace, ...]
     content: bytes  # the places as they are in the file
+    name: str  # of the file in its dataset, "" where it does not say
 
 
 class ArrowWriter:
     """Writes one file; without `close` it has no footer and is not readable."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._schema = schema
+    def __init__(self, path: Path, schema: pa.Schema, name: str = "") -> None:
+        """`name`: the place of the file in its dataset, such as valid/part-00000.arrow; `path` may be temporary."""
+        self._schema, self._name = schema, name
         self._sink = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _WRITE_BYTES)
         self._writer = pa.ipc.new_file(self._sink, schema)
         self._end = _MAGIC_BYTES + schema.serialize().size
@@ -71,7 +73,11 @@ class ArrowWriter:
     def close(self) -> None:
         """Write the index and the footer."""
         index = np.asarray(self._places, dtype="<u8").reshape(len(self._places), len(BatchPlace._fields))
-        about = {_INDEX: index.tobytes().hex(), _INDEX_SUM: f"{checksum(index.view(np.uint8).ravel()):016x}"}
+        about = {
+            _INDEX: index.tobytes().hex(),
+            _INDEX_SUM: f"{checksum(index.view(np.uint8).ravel()):016x}",
+            _NAME: self._name,
+        }
         empty = [pa.array([], type=field.type) for field in self._schema]
         self._writer.write_batch(pa.RecordBatch.from_arrays(empty, schema=self._schema), custom_metadata=about)
         self._writer.close()
@@ -109,7 +115,7 @@ def read_index(file: Path) -> ArrowIndex:
     end = max((place.begin + place.length for place in places), default=0)
     if end > size:
         raise ValueError(f"its record batches end at byte {end:,}, and the file at {size:,}")
-    return ArrowIndex(schema, places, content)
+    return ArrowIndex(schema, places, content, about.get(_NAME, b"").decode())
 
 
 def read_batch(file: Path, place: BatchPlace, schema: pa.Schema, memory: NDArray[np.uint8]) -> pa.RecordBatch:

@@ -201,6 +201,8 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
 
 def _arrow_groups(file: Path) -> tuple[pa.Schema, list[RowGroup]]:
     stamp, index = stamp_of(file), read_index(file)
+    if index.name not in ("", here := f"{file.parent.name}/{file.name}"):
+        raise ValueError(f"it was written as {index.name} and is now {here}")
     places = enumerate(index.places)
     return index.schema, [RowGroup(file, i, one.rows, stamp, ArrowBatch(one, index.schema)) for i, one in places]
 

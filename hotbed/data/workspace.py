@@ -13,7 +13,6 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import RemotePath
@@ -39,22 +38,14 @@ class Workspace:
         self.keep = False  # whether the work outlives an error
         self.needs = ""  # a sentence about the disk space that the job needs
         self.path = self._out.parent / f".{self._out.name}.partial"
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None  # of the directory, wherever it is
+        self._committed = False
 
     def __enter__(self) -> Workspace:
         try:
             recover(self._out)
             self._check_out()
-            make_folder(self.path)
-            lock = (self.path / "lock").open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                raise ConfigError(
-                    f"another job is writing {self._out}. Wait for it, or choose another --out."
-                ) from None
-            self._lock = lock
+            self._lock = self._take_lock()
             note = self.path / "settings"
             same = bool(self._settings) and note.is_file() and note.read_text() == self._settings
             if not same and not self._resumable:
@@ -65,11 +56,29 @@ class Workspace:
             raise unwritable(self._out, error) from error
         return self
 
+    def _take_lock(self) -> int:
+        """A handle of the directory, locked until it is closed, even after `commit` has moved it."""
+        while True:
+            make_folder(self.path)
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(lock, self.path):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                raise ConfigError(
+                    f"another job is writing {self._out}. Wait for it, or choose another --out."
+                ) from None
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)  # another job has moved it meanwhile
+
     def clear(self) -> None:
         """Delete all files of earlier jobs durably, so that they are never taken for files of this one."""
         for left in self.path.iterdir():
-            if left.name != "lock":
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         flush_to_disk(self.path)
 
     def _check_out(self) -> None:
@@ -97,22 +106,29 @@ class Workspace:
 
     def commit(self) -> None:
         """Move the directory into place, durably."""
-        (self.path / "lock").unlink()
         (self.path / "settings").unlink(missing_ok=True)
         flush_tree(self.path)
         shutil.rmtree(_old(self._out), ignore_errors=True)
         put_folder(self.path, self._out, _old(self._out))
+        self._committed = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         failed = unwritable(self._out, error, self.path, self.needs) if isinstance(error, OSError) else None
         if self._lock is not None:
-            if not (self._settings and kind is KeyboardInterrupt) and not (error is not None and self.keep):
+            stays = (self._settings and kind is KeyboardInterrupt) or (error is not None and self.keep)
+            if not stays and not self._committed:  # after that, the path is another job's
                 shutil.rmtree(self.path, ignore_errors=True)
-            self._lock.close()
+            os.close(self._lock)
         if failed is not None:
             raise failed from error
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
 
 
 def recover(out: Path) -> None:

@@ -41,11 +41,11 @@ def clip_together(
 
 
 def row_gradients(parts: Sequence[Part], features: Sequence[Feature], tables: Mapping[str, Table]) -> Iterator[Tensor]:
-    """For every table, the gradients [distinct ids, D] of its rows, float64."""
+    """For every table that learns, the gradients [distinct ids, D] of its rows, float64."""
     by_table: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for part in parts:
         for feature, grad in zip(features, _by_feature(part, features, tables)):
-            if grad is not None:
+            if grad is not None and not tables[feature.table].frozen:
                 by_table.setdefault(feature.table, []).append(_lookups(part, feature, tables[feature.table], grad))
     for found in by_table.values():
         ids, grads = torch.cat([one for one, _ in found]), torch.cat([grad for _, grad in found])

@@ -272,6 +272,12 @@ class EmbeddingTables(nn.Module):
         GradScaler takes tables like an optimizer: `scaler.step(tables)`. With ShardedTables all ranks step equally often.
         `accumulate(False)` ends it; gradients that wait are refused.
         """
+        waiting = [name for name, table in self.tables.items() if table.admit is not None]
+        if mode and waiting:
+            raise ConfigError(
+                f"accumulate() cannot give the rows of one larger batch for ids that must be admitted ({', '.join(waiting)}): "
+                "the first batches would not know what later ones admit. Leave out admit=, or train larger batches."
+            )
         if not mode and self.accumulation is not None and self.accumulation.parts:
             raise HotbedError(
                 "gradients wait for tables.step(); call it, or tables.zero_grad(), before accumulate(False)"

@@ -212,3 +212,29 @@ def test_after_a_warm_start_the_next_checkpoint_is_full(source):
     checkpoint.warm_start(place, other)
     checkpoint.save(place, other, step=99)
     assert find(place).manifest.kind == "full"
+
+
+def test_who_went_back_saves_elsewhere_or_gives_up_what_came_later(tmp_path):
+    tables = make()
+    for _ in range(5):
+        train(tables, 10)
+        checkpoint.save(tmp_path, tables, policy=Policy(keep=5))
+    checkpoint.load(tmp_path / "000000000020", tables)
+    train(tables, 5)
+    with pytest.raises(RunError, match=r"holds step 50, later than the 25 to be saved.*discard_after"):
+        checkpoint.save(tmp_path, tables)
+    assert len(list(tmp_path.glob("0*"))) == 5
+    assert [one.name[-2:] for one in checkpoint.discard_after(tmp_path, 25)] == ["30", "40", "50"]
+    assert checkpoint.save(tmp_path, tables).name == "000000000025"
+    other = make()
+    assert checkpoint.load(tmp_path, other).step == 25
+    assert same(tables, other)
+
+
+def test_the_saver_of_a_run_keeps_what_it_has_just_written(tmp_path):
+    tables = make()
+    for step in (30, 40, 50):
+        train(tables, 1)
+        checkpoint.save(tmp_path, tables, step=step, policy=Policy(keep=3))
+    checkpoint.Saver(tmp_path, tables, Policy(keep=2)).save(checkpoint.State(20, {}, {}), wait=True)
+    assert min(one.name[-2:] for one in tmp_path.glob("0*")) == "20"

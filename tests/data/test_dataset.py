@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hotbed.data import workspace
 from hotbed.data.dataset import Dataset
-from hotbed.errors import SchemaError
+from hotbed.data.synthetic import write_dataset
+from hotbed.errors import ConfigError, SchemaError
 from tests.data.small import make_dataset, make_table, replace_column, write_rows
 
 PART = "train/part-00000.arrow"
@@ -147,3 +149,44 @@ def test_statistics_do_not_change_a_fingerprint(directory):
     again = Dataset.open(directory)
     assert again.schema.features[0].count_error == 7
     assert again.fingerprint == dataset.fingerprint
+
+
+def test_files_that_changed_places(tmp_path):
+    directory = tmp_path / "d"
+    write_dataset(directory, train=200, valid=100, test=100)
+    splits = [directory / split / "part-00000.arrow" for split in ("valid", "test")]
+    contents = [file.read_bytes() for file in splits]
+    for file, content in zip(splits, reversed(contents)):
+        file.write_bytes(content)
+    with pytest.raises(SchemaError, match=r"it was written as test/part-00000.arrow and is now valid/part-00000.arrow"):
+        Dataset.open(directory)
+
+
+@pytest.mark.parametrize("when", ["flush_tree", "put_folder"])
+def test_a_second_job_is_refused_until_the_first_has_moved_its_files(tmp_path, monkeypatch, when):
+    out, said = tmp_path / "d", []
+    real = getattr(workspace, when)
+
+    def during(*arguments):
+        with pytest.raises(ConfigError, match="another job is writing") as caught, workspace.Workspace(out):
+            pass
+        said.append(str(caught.value))
+        real(*arguments)
+
+    monkeypatch.setattr(workspace, when, during)
+    write_dataset(out, train=200, valid=100, test=100)
+    assert len(said) == 1
+    assert Dataset.open(out).schema.splits["train"].rows == 200
+
+
+def test_what_a_next_job_has_begun_stays_when_the_first_one_ends(tmp_path):
+    first = workspace.Workspace(tmp_path / "d")
+    with first:
+        (first.path / "schema.json").write_text("{}")
+        first.commit()
+        second = workspace.Workspace(tmp_path / "d", overwrite=True)
+        second.__enter__()
+        (second.path / "begun").write_text("")
+    assert (second.path / "begun").exists()
+    second.__exit__(None, None, None)
+    assert [one.name for one in tmp_path.iterdir()] == ["d"]

@@ -7,7 +7,7 @@ import torch
 
 import hotbed
 from hotbed import Jagged, Table
-from hotbed.errors import BudgetError, HotbedError
+from hotbed.errors import BudgetError, ConfigError, HotbedError
 from tests.laws.test_cache_invisible import OPTIMIZERS, random_batches
 
 ROWS = {"a": 60, "b": 45}
@@ -309,3 +309,10 @@ def test_weights_that_learn_are_refused():
     weights = torch.ones(2, requires_grad=True)
     with pytest.raises(HotbedError, match="weights of bags that learn"):
         tables({"a": Jagged(torch.tensor([1, 2]), torch.tensor([0, 2]), weights)})
+
+
+def test_ids_that_must_be_admitted_are_refused():
+    declared = {"user": Table(None, 4, admit=hotbed.Admit(after=2)), "ad": Table(9, 4)}
+    tables = hotbed.EmbeddingTables(declared, hbm="1MiB", memory="8MiB")
+    with pytest.raises(ConfigError, match=r"must be admitted \(user\).*train larger batches"):
+        tables.accumulate()

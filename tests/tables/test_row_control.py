@@ -150,3 +150,16 @@ def test_what_cannot_be_clipped():
     with pytest.raises(ConfigError, match="max_norm must be above 0"):
         tables_of().accumulate().clip_grad_norm(0.0)
     assert float(tables_of().accumulate().clip_grad_norm(1.0)) == 0.0
+
+
+def test_frozen_tables_do_not_count_when_gradients_are_clipped():
+    norms = []
+    for frozen in (False, True):
+        tables = hotbed.EmbeddingTables(
+            {"a": Table(10, 4), "b": Table(10, 4, frozen=frozen)}, hotbed.optim.SGD(lr=1.0), output="dict"
+        )
+        tables.accumulate()
+        found = tables({"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4])})
+        (found["a"].sum() + 100 * found["b"].sum()).backward()
+        norms.append(float(tables.clip_grad_norm(1.0)))
+    assert norms == pytest.approx([(8 * (1 + 100**2)) ** 0.5, 8**0.5])

@@ -96,7 +96,7 @@ def write_part(part: DatasetPart, pieces: Pieces, finish: FinalColumns, director
     with (  # pieces may be deleted once the file exists
         rewriting(path, unique=True) as temporary,
         ExitStack() as stack,
-        ArrowWriter(temporary, schema) as writer,
+        ArrowWriter(temporary, schema, part.file) as writer,
     ):
         open_pieces = {
             number: _OpenPiece(stack, number, pieces, finish) for number in dict.fromkeys(s.piece for s in part.spans)

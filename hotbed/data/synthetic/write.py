@@ -170,7 +170,7 @@ class _Writer:
             return _PartSummary(part, np.load(note).astype(np.int64))
         chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
         partial = path.with_suffix(".partial")
-        with ArrowWriter(partial, self._columns()) as writer:
+        with ArrowWriter(partial, self._columns(), part.file) as writer:
             for start in range(part.start, part.stop, PART_ROWS):
                 rows = self._log.rows(start, min(start + PART_ROWS, part.stop))
                 writer.write(self._table(rows), BATCH_ROWS)

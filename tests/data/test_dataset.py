@@ -158,7 +158,7 @@ def test_files_that_changed_places(tmp_path):
     contents = [file.read_bytes() for file in splits]
     for file, content in zip(splits, reversed(contents)):
         file.write_bytes(content)
-    with pytest.raises(SchemaError, match=r"it was written as test/part-00000.arrow and is now valid/part-00000.arrow"):
+    with pytest.raises(SchemaError, match=r"it was written as valid/part-00000.arrow and is now test/part-00000.arrow"):
         Dataset.open(directory)
 
 

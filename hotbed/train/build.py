@@ -315,8 +315,8 @@ def _loss_of(config: RunConfig, schema: Schema) -> Loss:
     """That of all labels, by the weights of tasks and of samples."""
     if not schema.tasks and not schema.weight:
         return binary_loss
-    weights = [config.train.task_weights.get(name, 1.0) for name in (schema.label, *(one.name for one in schema.tasks))]
-    return task_loss(("binary", *(task.kind for task in schema.tasks)), weights, weighted=bool(schema.weight))
+    weights = [config.train.task_weights.get(task.name, 1.0) for task in schema.labels]
+    return task_loss([task.kind for task in schema.labels], weights, weighted=bool(schema.weight))
 
 
 def train_loader(config: RunConfig, dataset: Dataset, device: torch.device, share: Share = ALL) -> Loader:
@@ -365,7 +365,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
         for name, off in (("patience", 0), ("plateau_factor", 1.0)):
             if getattr(config.train, name) != off:
                 problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
-    labels = (schema.label, *(task.name for task in schema.tasks))
+    labels = [task.name for task in schema.labels]
     for name, weight in config.train.task_weights.items():
         if name not in labels:
             problems.append(

@@ -71,7 +71,7 @@ class RawReader:
         if not name:
             raise SchemaError(
                 f"{self._directory / 'schema.json'} does not define the format of raw rows (raw_format is empty). "
-                "Name the format: criteo, csv, parquet or libsvm."
+                "Name the format: criteo, csv, parquet, libsvm or lists."
             )
         self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
         if time is not None:

@@ -3,8 +3,9 @@
     python examples/two_tower.py gowalla_train.txt.xz gowalla_test.txt.xz --out items.parquet
     python examples/two_tower.py gowalla_train.txt.xz gowalla_test.txt.xz --twin
 
-A line is `user item item ...`. It prints recall@20 on the test file, without the items of train, after every epoch;
---cache keeps that share of the rows on the device, with the same result to the bit.
+A line is `user item item ...`. It prints recall@20 and NDCG@20 on the test file, without the items of train, after every epoch;
+--cache keeps that share of the rows on the device, with the same result to the bit. --negatives 4 compares each pair with four
+items that the user does not have (BPR) instead of the other items of the batch.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 import hotbed
-from hotbed.retrieval import TwoTower, log_frequency, recall_at_k, write_item_vectors
+from hotbed.retrieval import NegativeSampler, TwoTower, log_frequency, ranking_at_k, write_item_vectors
 
 
 def read(path: str) -> dict[int, list[int]]:
@@ -34,7 +35,12 @@ class HotbedRows:
         init = hotbed.Normal(0.1)
         tables = {
             "user": hotbed.Table(num_users, options.dim, init=init),
-            "item": hotbed.Table(num_items, options.dim, init=init),
+            "item": hotbed.Table(
+                num_items,
+                options.dim,
+                init=init,
+                features=("item", *(f"negative{n}" for n in range(options.negatives))),
+            ),
         }
         optimizer = hotbed.optim.Adagrad(lr=options.lr)
         self.tables = hotbed.EmbeddingTables(tables, optimizer, cache=options.cache, seed=options.seed)
@@ -42,8 +48,8 @@ class HotbedRows:
     def ahead(self, batches: list[torch.Tensor]) -> Iterable[torch.Tensor]:
         return hotbed.prefetch(batches, self.tables)
 
-    def vectors(self, pairs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.tables(pairs).unbind(1)
+    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.tables(ids)
 
     def step(self) -> None:
         """Nothing: rows moved in backward."""
@@ -69,8 +75,8 @@ class TorchRows:
     def ahead(self, batches: list[torch.Tensor]) -> Iterable[torch.Tensor]:
         return batches
 
-    def vectors(self, pairs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.sides["user"](pairs[:, 0]), self.sides["item"](pairs[:, 1])
+    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.sides["user"](ids[:, :1]), self.sides["item"](ids[:, 1:])], dim=1)
 
     def step(self) -> None:
         self.optimizer.step()
@@ -87,25 +93,33 @@ def train(options: argparse.Namespace) -> float:
     num_items = 1 + max(item for lists in (train_items, test_items) for items in lists.values() for item in items)
     pairs = torch.tensor([(user, item) for user, items in train_items.items() for item in items])
     log_q = log_frequency(torch.bincount(pairs[:, 1], minlength=num_items)) if options.log_q else torch.zeros(num_items)
-    users = sorted(user for user in test_items if test_items[user])
+    wanting = sorted(user for user in test_items if test_items[user])
     rows = (TorchRows if options.twin else HotbedRows)(num_users, num_items, options)
     model = TwoTower(options.dim, options.dim, temperature=options.temperature)
+    sampler = NegativeSampler(pairs, num_items)
     recall = 0.0
     for epoch in range(options.epochs):
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(options.seed + epoch))
-        total = 0.0
-        for batch in rows.ahead([pairs[some] for some in order.split(options.batch)]):
-            user_vectors, item_vectors = rows.vectors(batch)
-            loss = model.loss(user_vectors, item_vectors, batch[:, 1], log_q[batch[:, 1]])
+        generator = torch.Generator().manual_seed(options.seed + epoch)
+        order = torch.randperm(len(pairs), generator=generator)
+        negatives = sampler.draw(pairs[order, 0], options.negatives, generator)
+        ids, total = torch.cat([pairs[order], negatives], dim=1), 0.0
+        for batch in rows.ahead([some.contiguous() for some in ids.split(options.batch)]):
+            users, items, *others = rows.vectors(batch).unbind(1)
+            if others:
+                loss = model.bpr_loss(users, items, torch.stack(others, dim=1))
+            else:
+                loss = model.loss(users, items, batch[:, 1], log_q[batch[:, 1]])
             loss.backward()
             rows.step()
             total += float(loss.detach()) * len(batch)
         with torch.no_grad():
             item_vectors = model.items(rows.whole("item"))
-            user_vectors = model.users(rows.whole("user")[users])
-            seen = [train_items.get(user, []) for user in users]
-            recall = recall_at_k(user_vectors, item_vectors, [test_items[user] for user in users], seen)
-        print(f"epoch {epoch + 1}: loss {total / len(pairs):.4f}, recall@20 {recall:.4f}", flush=True)
+            user_vectors = model.users(rows.whole("user")[wanting])
+            seen = [train_items.get(user, []) for user in wanting]
+            recall, ndcg = ranking_at_k(user_vectors, item_vectors, [test_items[user] for user in wanting], seen)
+        print(
+            f"epoch {epoch + 1}: loss {total / len(pairs):.4f}, recall@20 {recall:.4f}, NDCG@20 {ndcg:.4f}", flush=True
+        )
     if options.out:
         write_item_vectors(options.out, torch.arange(num_items), item_vectors)
         print(f"{num_items:,} item vectors in {options.out}")
@@ -118,6 +132,9 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("test")
     parser.add_argument("--twin", action="store_true", help="nn.Embedding instead of hotbed's tables")
     parser.add_argument("--no-log-q", dest="log_q", action="store_false", help="leave the correction out")
+    parser.add_argument(
+        "--negatives", type=int, default=0, help="the BPR loss with so many items that the user does not have"
+    )
     parser.add_argument("--cache", type=float, help="share of the rows on the device")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1024)

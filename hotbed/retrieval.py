@@ -1,11 +1,12 @@
-"""Two towers for retrieval: vectors of users and items in, a loss, item vectors for an index, and recall@k out.
+"""Two towers for retrieval: vectors of users and items in, a loss, item vectors for an index, recall@k and NDCG@k out.
 
 A tower maps the looked-up vectors of its side to one unit vector; the score of a pair is their product over a temperature.
 Training compares every user with the items of its batch (in-batch sampled softmax). An item is drawn as a negative as often as
 it occurs, so popular items are pushed down too much; subtracting log(frequency) from its score corrects this (logQ), and the
-towers then estimate p(item | user) over all items. The price of a step is one product [B, B].
+towers then estimate p(item | user) over all items. The price of a step is one product [B, B]. Or it compares each pair with K
+items that the user does not have (`NegativeSampler`), by the Bayesian personalised ranking loss: K more lookups per pair.
 
-Shapes: B pairs of a batch, U users, I items, D width.
+Shapes: B pairs of a batch, K negatives of a pair, U users, I items, D width.
 """
 
 from __future__ import annotations
@@ -24,7 +25,19 @@ from torch.nn import functional as F
 from hotbed.errors import ConfigError, ShapeError
 from hotbed.host.atomic import rewriting, writing
 
-__all__ = ["Towers", "TwoTower", "in_batch_softmax", "log_frequency", "recall_at_k", "write_item_vectors"]
+__all__ = [
+    "NegativeSampler",
+    "Ranking",
+    "Towers",
+    "TwoTower",
+    "bpr",
+    "in_batch_softmax",
+    "log_frequency",
+    "ranking_at_k",
+    "recall_at_k",
+    "write_item_vectors",
+]
+_ROUNDS = 8  # of drawing again what a user has, before the others are listed
 
 
 class Towers(NamedTuple):
@@ -71,6 +84,12 @@ class TwoTower(nn.Module):
         towers = self(user_vectors, item_vectors)
         return in_batch_softmax(towers.users, towers.items, item_ids, log_q, self.temperature)
 
+    def bpr_loss(self, user_vectors: Tensor, item_vectors: Tensor, negative_vectors: Tensor) -> Tensor:
+        """The BPR loss of B pairs, each with K negatives [B, K, width of an item]."""
+        towers, size = self(user_vectors, item_vectors), negative_vectors.shape[:2]
+        negatives = self.items(negative_vectors.flatten(0, 1)).view(*size, -1)
+        return bpr(towers.users, towers.items, negatives, self.temperature)
+
 
 def _tower(width: int, hidden: Sequence[int], dim: int) -> nn.Module:
     layers: list[nn.Module] = []
@@ -100,34 +119,114 @@ def in_batch_softmax(
     return F.cross_entropy(scores, torch.arange(size, device=scores.device))
 
 
+def bpr(users: Tensor, items: Tensor, negatives: Tensor, temperature: float = 1.0) -> Tensor:
+    """Mean of -log sigmoid(score of the item - score of a negative), over pairs and their negatives [B, K, D].
+
+    Reference: Rendle et al., BPR: Bayesian Personalized Ranking from Implicit Feedback, UAI 2009, arXiv 1205.2618
+    """
+    if items.shape != users.shape or negatives.ndim != 3 or negatives[:, 0].shape != users.shape:
+        given = [list(one.shape) for one in (users, items, negatives)]
+        raise ShapeError(f"bpr takes users and items [B, D] and negatives [B, K, D], K from 1; got {given}.")
+    better = ((users * items).sum(1, keepdim=True) - torch.bmm(negatives, users.unsqueeze(2)).squeeze(2)) / temperature
+    return F.softplus(-better).mean()
+
+
+class NegativeSampler:
+    """Draws items that a user does not have, all equally often. The same generator gives the same items."""
+
+    def __init__(self, pairs: Tensor, num_items: int) -> None:
+        """`pairs` int64 [P, 2]: user and item, items from 0 to num_items - 1; on the CPU, 8 bytes a pair are kept."""
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.is_floating_point():
+            raise ShapeError(
+                f"NegativeSampler takes pairs [P, 2] of user and item; got {list(pairs.shape)} of {pairs.dtype}."
+            )
+        known = pairs.to("cpu", torch.int64)
+        if len(known) and (int(known.min()) < 0 or int(known[:, 1].max()) >= num_items):
+            raise ConfigError(
+                f"pairs hold users from {int(known[:, 0].min())} and items from {int(known[:, 1].min())} to "
+                f"{int(known[:, 1].max())}; users count from 0, items from 0 to {num_items - 1} (num_items={num_items})."
+            )
+        self.num_items = num_items
+        self._known = torch.unique(known[:, 0] * num_items + known[:, 1])  # sorted
+        owners, counts = torch.unique(self._known // max(num_items, 1), return_counts=True)
+        if bool((counts >= num_items).any()):
+            raise ConfigError(
+                f"user {int(owners[counts >= num_items][0])} has all {num_items} items, so there is no negative to draw. Leave "
+                "such users out, or give the number of all items."
+            )
+
+    def draw(self, users: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """`count` items for each of the users [B], int64 [B, count], on their device."""
+        owners = users.to("cpu", torch.int64).repeat_interleave(count)
+        found = torch.randint(self.num_items, owners.shape, generator=generator, device="cpu", dtype=torch.int64)
+        bad = self._has(owners, found).nonzero().view(-1)
+        for _ in range(_ROUNDS):
+            if not len(bad):
+                break
+            found[bad] = torch.randint(self.num_items, bad.shape, generator=generator, device="cpu", dtype=torch.int64)
+            bad = bad[self._has(owners[bad], found[bad])]
+        for place in bad.tolist():  # of users who have nearly everything
+            others = (
+                ~self._has(owners[place].expand(self.num_items), torch.arange(self.num_items, device="cpu"))
+            ).nonzero()
+            found[place] = others[torch.randint(len(others), (1,), generator=generator, device="cpu")].view(())
+        return found.view(len(users), count).to(users.device)
+
+    def _has(self, users: Tensor, items: Tensor) -> Tensor:
+        """Whether each of the users has its item."""
+        if not len(self._known):
+            return torch.zeros(len(users), dtype=torch.bool, device="cpu")
+        keys = users * self.num_items + items
+        places: Tensor = torch.searchsorted(self._known, keys).clamp(max=len(self._known) - 1)
+        return torch.eq(self._known[places], keys)
+
+
 def log_frequency(counts: Tensor) -> Tensor:
     """log(count / total) of every item, float32; items that never occur count as once."""
     known = counts.double().clamp(min=1)
     return (known / known.sum()).log().float()
 
 
-def recall_at_k(
+class Ranking(NamedTuple):
+    """How good the first k items are, as the mean over users; nan if no user wants anything."""
+
+    recall: float  # |top k and wanted| / |wanted|
+    ndcg: float  # sum of 1 / log2(1 + rank) over wanted items of the top k, over that of a perfect order
+
+
+def ranking_at_k(
     users: Tensor, items: Tensor, wanted: Sequence[Sequence[int]], seen: Sequence[Sequence[int]], k: int = 20
-) -> float:
-    """The mean over users of |top k and wanted| / |wanted|; items a user has `seen` are not recommended.
+) -> Ranking:
+    """Recall@k and NDCG@k; items a user has `seen` are not recommended.
 
     `users` [U, D] and `items` [I, D] are vectors; `wanted` and `seen` hold item rows for every user. A user who wants nothing
     is left out.
     """
     if k < 1 or len(wanted) != users.shape[0] or len(seen) != users.shape[0]:
         given = f"k={k}, {len(wanted)} and {len(seen)} lists"
-        raise ShapeError(f"recall_at_k takes k from 1 and lists for each of {users.shape[0]} users; got {given}.")
-    found: list[float] = []
+        raise ShapeError(f"ranking_at_k takes k from 1 and lists for each of {users.shape[0]} users; got {given}.")
+    gains = 1 / np.log2(np.arange(min(k, items.shape[0])) + 2)
+    best = np.cumsum(gains)
+    found: list[tuple[float, float]] = []
     for start in range(0, users.shape[0], 1024):
         some = range(start, min(start + 1024, users.shape[0]))
         scores = users[start : start + 1024] @ items.T
         for row, user in enumerate(some):
             scores[row, torch.as_tensor(seen[user], dtype=torch.int64, device=scores.device)] = -torch.inf
-        top = scores.topk(min(k, items.shape[0]), dim=1).indices.cpu().numpy()
+        values, top = scores.topk(len(gains), dim=1)
+        ranked = torch.where(values > -torch.inf, top, -1).cpu().numpy()  # fewer than k may be left
         for row, user in enumerate(some):
-            if len(wanted[user]):
-                found.append(len(np.intersect1d(top[row], wanted[user])) / len(set(wanted[user])))
-    return float(np.mean(found)) if found else float("nan")
+            if num_wanted := len(set(wanted[user])):
+                hits = np.isin(ranked[row], wanted[user])
+                found.append((hits.sum() / num_wanted, hits @ gains / best[min(num_wanted, len(best)) - 1]))
+    return Ranking(*map(float, np.mean(found, axis=0))) if found else Ranking(float("nan"), float("nan"))
+
+
+def recall_at_k(
+    users: Tensor, items: Tensor, wanted: Sequence[Sequence[int]], seen: Sequence[Sequence[int]], k: int = 20
+) -> float:
+    """The recall of `ranking_at_k`."""
+    return ranking_at_k(users, items, wanted, seen, k).recall
 
 
 def write_item_vectors(path: str | Path, ids: Tensor, vectors: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,7 +12,16 @@ import torch
 
 import hotbed
 from hotbed.errors import ConfigError, ShapeError
-from hotbed.retrieval import TwoTower, in_batch_softmax, log_frequency, recall_at_k, write_item_vectors
+from hotbed.retrieval import (
+    NegativeSampler,
+    TwoTower,
+    bpr,
+    in_batch_softmax,
+    log_frequency,
+    ranking_at_k,
+    recall_at_k,
+    write_item_vectors,
+)
 
 
 def test_the_loss_compares_with_the_other_items_of_the_batch():
@@ -44,6 +54,70 @@ def test_recall_counts_what_a_user_has_not_seen():
     assert recall_at_k(users, items, [[1, 2], [0], []], [[0], [3, 2], []], k=2) == pytest.approx((1 + 1) / 2)
     with pytest.raises(ShapeError, match="lists for each of 3 users"):
         recall_at_k(users, items, [[1]], [[]], k=2)
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+def test_the_order_of_items_counts_in_ndcg(k):
+    """Against a loop over ranks."""
+    generator = torch.Generator().manual_seed(k)
+    users, items = torch.randn(9, 5, generator=generator), torch.randn(12, 5, generator=generator)
+    wanted = [torch.randperm(12, generator=generator)[: n % 5].tolist() for n in range(9)]
+    seen = [torch.randperm(12, generator=generator)[:n].tolist() for n in range(9)]
+    recalls, ndcgs = [], []
+    for user in range(9):
+        if wanted[user]:
+            left = [
+                item for item in (users[user] @ items.T).argsort(descending=True).tolist() if item not in seen[user]
+            ]
+            ranks = [rank for rank, item in enumerate(left[:k]) if item in wanted[user]]
+            ideal = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(wanted[user]))))
+            recalls.append(len(ranks) / len(wanted[user]))
+            ndcgs.append(sum(1 / math.log2(rank + 2) for rank in ranks) / ideal)
+    found = ranking_at_k(users, items, wanted, seen, k)
+    assert found == pytest.approx((sum(recalls) / len(recalls), sum(ndcgs) / len(ndcgs)))
+    assert math.isnan(ranking_at_k(users[:1], items, [[]], [[]], k).ndcg)
+
+
+def test_bpr_is_the_mean_over_pairs_and_negatives():
+    torch.manual_seed(0)
+    users, items, negatives = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 2, 3)
+    expected = [
+        -torch.sigmoid((users[row] @ items[row] - users[row] @ negatives[row, n]) / 0.5).log()
+        for row in range(4)
+        for n in range(2)
+    ]
+    torch.testing.assert_close(bpr(users, items, negatives, 0.5), torch.stack(expected).mean())
+    with pytest.raises(ShapeError, match=r"negatives \[B, K, D\]"):
+        bpr(users, items, negatives[:, 0])
+    model = TwoTower(3, 3, hidden=(4,), dim=2, temperature=0.5)
+    one = model.items(negatives.flatten(0, 1)).view(4, 2, 2)
+    assert torch.equal(model.bpr_loss(users, items, negatives), bpr(model.users(users), model.items(items), one, 0.5))
+
+
+def test_negatives_are_items_that_the_user_does_not_have():
+    pairs = torch.tensor([[0, item] for item in range(99)] + [[1, 5], [1, 5], [3, 0]])
+    sampler = NegativeSampler(pairs, 100)
+    users = torch.tensor([0, 1, 2, 3]).repeat(500)
+    found = sampler.draw(users, 3, torch.Generator().manual_seed(0))
+    assert found.shape == (2000, 3)
+    assert set(found[users == 0].flatten().tolist()) == {99}
+    assert set(found[users == 1].flatten().tolist()) == set(range(100)) - {5}
+    assert set(found[users == 2].flatten().tolist()) == set(range(100))
+    counts = torch.bincount(found[users == 3].flatten(), minlength=100)
+    assert counts[0] == 0
+    assert 0.1 < counts[1:].float().std() / counts[1:].float().mean() < 0.4  # 0.26 of equally frequent ones
+    assert torch.equal(found, sampler.draw(users, 3, torch.Generator().manual_seed(0)))
+    assert sampler.draw(users, 0).shape == (2000, 0)
+    assert NegativeSampler(pairs[:0], 7).draw(users, 1).max() == 6
+
+
+def test_pairs_that_leave_nothing_to_draw_are_refused():
+    with pytest.raises(ConfigError, match="user 1 has all 2 items"):
+        NegativeSampler(torch.tensor([[0, 1], [1, 0], [1, 1]]), 2)
+    with pytest.raises(ConfigError, match=r"items from 1 to 9.*num_items=9"):
+        NegativeSampler(torch.tensor([[0, 1], [1, 9]]), 9)
+    with pytest.raises(ShapeError, match=r"pairs \[P, 2\]"):
+        NegativeSampler(torch.zeros(3, 3, dtype=torch.int64), 9)
 
 
 def test_item_vectors_are_written_for_an_index(tmp_path):
@@ -104,6 +178,11 @@ def test_the_example_finds_a_planted_taste_as_its_twin_does(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert example().main([*files, *options, "--cache", "0.6"]) == recall  # the cache is invisible
     assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
+    ranked = [*options, "--negatives", "2"]
+    found = example().main([*files, *ranked])
+    assert found > 0.9
+    assert example().main([*files, *ranked, "--twin"]) > 0.9
+    assert example().main([*files, *ranked, "--cache", "0.9"]) == found
 
 
 def test_rows_of_both_sides_move():

@@ -135,7 +135,7 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
                 model.folder, inputs, batch_size=wanted.batch_size, max_bad=max_bad, rows_of=model.rows_of
             )
         with waiting("scoring"):
-            found = evaluate_batches(model.learner, reader)
+            found = evaluate_batches(model.learner, reader, reader.schema.tasks)
     if found is None:
         raise ConfigError(
             f"no row of {', '.join(inputs)} has a label (column {reader.schema.label}), so there is nothing to compare scores "
@@ -143,9 +143,11 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
         )
     metrics = found.metrics._asdict()
     if as_json:
-        print_json({"model": subject.name, "data": ", ".join(inputs), "split": "raw", "metrics": metrics})
+        more = {"more": found.more} if found.more else {}
+        print_json({"model": subject.name, "data": ", ".join(inputs), "split": "raw", "metrics": metrics, **more})
         return
     out().print(result_table(f"{subject.name} on {', '.join(Path(one).name for one in inputs)}", {"raw": metrics}))
+    print_more(found.more)
     print_calibration({"raw": metrics})
     unlabelled = reader.quarantine.good_rows - found.metrics.samples
     if reader.quarantine.bad_rows or unlabelled:
@@ -204,6 +206,8 @@ def predict_command(
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 
+    Of a model of several labels the further ones are in the columns label_NAME and score_NAME.
+
     --out is a .parquet or .csv file. --memory leaves rows in their files and caches at most that much of them, e.g. 100MB.
     --split is for a dataset; left out: test. Batches of 4,096, unless given, do not affect the result.
 
@@ -233,6 +237,7 @@ def predict_command(
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
             from hotbed.data.raw_reader import RawReader
+            from hotbed.data.schema import Schema
             from hotbed.run.predictions import predict, raw_batches, split_batches
             from hotbed.run.remote_folder import local_copy
             from hotbed.train.model_folder import check_same_ids
@@ -254,7 +259,7 @@ def predict_command(
                 out().print(f"dry run: {shown} would be scored to {scores}. Nothing was written.", soft_wrap=True)
             return
         with waiting("scoring"):
-            count = predict(model.learner, batches, scores)
+            count = predict(model.learner, batches, scores, Schema.load(model.folder).labels)
     bad = 0 if reader is None else reader.quarantine.bad_rows
     if as_json:
         print_json({"dry_run": False, "out": str(scores), "scores": count, "bad_rows": bad, "model": model.version})

@@ -34,7 +34,10 @@ def prepare_command(
     out_dir: Out = None,
     format: Annotated[
         str | None,
-        typer.Option(help="criteo, csv, parquet (also Arrow) or libsvm. Left out: guessed from the first file."),
+        typer.Option(
+            help="criteo, csv, parquet (also Arrow), libsvm or lists (user item item ...). Left out: guessed from "
+            "the first file."
+        ),
     ] = None,
     label: Annotated[
         str | None,

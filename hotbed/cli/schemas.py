@@ -106,9 +106,11 @@ SCHEMAS: dict[str, Schema] = {
         {
             "model": _is("string", "The model, with its step if it is a checkpoint."),
             "data": _is("string", "The dataset."),
-            "split": _is("string", "The split."),
+            "split": _is("string", "The split; raw: files with labels."),
             "metrics": _METRICS,
-        }
+            "more": _map({}, "Metrics of further labels (tasks), within groups (grouped_auc) and by slice (by)."),
+        },
+        optional=("more",),
     ),
     "predict": _object(
         {

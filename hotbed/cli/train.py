@@ -57,6 +57,11 @@ def train_command(
     optimizer: RowOptimizer = None,
     lr: float | None = typer.Option(None, help="Learning rate of the rows. Left out: the optimizer's default."),
     dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights. Left out: the default."),
+    positive_weight: float | None = typer.Option(
+        None,
+        help="How many times a sample with the label 1 counts in training; predicted probabilities are corrected for it. For "
+        "several labels: --set 'train.positive_weight={click: 10, like: 3}'.",
+    ),
     cache: CacheShare = None,
     hbm: CacheBytes = None,
     memory: Memory = None,
@@ -191,6 +196,7 @@ def train_command(
         "tables.optimizer": optimizer,
         "tables.lr": lr,
         "dense.lr": dense_lr,
+        "train.positive_weight": positive_weight,
         "train.seed": seed,
         **cache_flags(cache, hbm),
         "tables.memory": memory,

@@ -213,7 +213,7 @@ def _run(built: Built, quiet: bool, compiled: CompileReport, as_json: bool) -> N
 
     folder, speaks = built.training.run, built.training.world.is_first
     if not quiet:
-        err().print(describe_start(built), soft_wrap=True)
+        err().print("\n".join([describe_start(built), *built.subject.label_notes]), soft_wrap=True)
     try:
         with report_parallel_choices(built.training.observer.say):
             ending = run(built.training, built.subject)

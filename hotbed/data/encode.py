@@ -14,7 +14,7 @@ from hotbed.data.formats import BadRow, Chunk
 from hotbed.data.formats.chunk import Faults, offsets_of
 from hotbed.data.schema import DenseColumn, IdFeature, clock_of
 from hotbed.data.times import TimeColumn, read_times
-from hotbed.data.values import Bags, LabelReader, Target, read_dense, read_ids, read_target
+from hotbed.data.values import NO_TARGETS, Bags, LabelReader, Targets, read_dense, read_ids, read_target
 
 BUCKET_SUFFIX = "_bucket"  # the id feature made of integer column I1 is I1_bucket
 
@@ -48,7 +48,7 @@ def encode(
     dense: Sequence[DenseColumn],
     features: Sequence[IdFeature],
     time: TimeColumn | None = None,
-    targets: Sequence[Target] = (),
+    targets: Targets = NO_TARGETS,
 ) -> EncodedRows:
     """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels.
 
@@ -60,7 +60,11 @@ def encode(
     labels = np.full(n, np.nan, dtype=np.float32) if label is None else label.read(columns[label.name], faults)
     times = None if time is None else read_times(columns[time.name], time, faults)
     numbers = [read_dense(columns[spec.name], spec, faults) for spec in dense]
-    numbers += [read_target(columns[target.name], target, faults) for target in targets]
+    for target in targets.columns:
+        if targets.optional and target.name not in columns:
+            numbers.append(np.full(n, np.nan))
+        else:
+            numbers.append(read_target(columns[target.name], target, faults, optional=targets.optional))
     ids = [read_ids(columns[raw_column(feature)], feature, faults) for feature in features]
     bad, lines = chunk.bad, chunk.lines
     if faults.any:

@@ -20,7 +20,7 @@ from hotbed.data.formats.parquet import stored_types
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.times import TimeColumn
-from hotbed.data.values import Bags, LabelReader, standardise
+from hotbed.data.values import Bags, LabelReader, Target, Targets, standardise
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import FormatError, SchemaError
 from hotbed.files import path_of
@@ -40,7 +40,7 @@ class RawBatch(NamedTuple):
 class RawReader:
     """Batches of raw files, by the schema.json and counts/ of a dataset or model directory.
 
-    The label column may be absent or empty; such labels are NaN. Bad rows are left out and counted in `quarantine`;
+    The columns of labels may be absent or empty; such labels are NaN. Bad rows are left out and counted in `quarantine`;
     too many of them raise FormatError.
     """
 
@@ -58,7 +58,7 @@ class RawReader:
     ) -> None:
         """`rows_of` maps the ids of a feature to rows, if the caller has loaded the vocabularies already.
 
-        `time`: a column whose times are read, too. `needs_labels`: a row without a label is bad.
+        `time`: a column whose times are read, too. `needs_labels`: a row without a label or a weight is bad.
         """
         self._time, self._needs_labels = time, needs_labels
         self._directory = path_of(directory)
@@ -71,11 +71,15 @@ class RawReader:
         if not name:
             raise SchemaError(
                 f"{self._directory / 'schema.json'} does not define the format of raw rows (raw_format is empty). "
-                "Name the format: criteo, csv, parquet or libsvm."
+                "Name the format: criteo, csv, parquet, libsvm or lists."
             )
         self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
         if time is not None:
             self._wanted.append(time.name)
+        self._targets = [Target(task.name, task.kind) for task in self.schema.tasks]
+        if needs_labels and self.schema.weight:
+            self._targets.append(Target(self.schema.weight, "weight"))
+        self._labels = [self.schema.label, *(target.name for target in self._targets)]
         self._format = self._open(name)
         self._any_format = format is None
         numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
@@ -111,7 +115,7 @@ class RawReader:
         return open_format(
             name,
             delimiter=self._raw.get("delimiter"),
-            wanted={self.schema.label, *self._wanted}.__contains__,
+            wanted={*self._labels, *self._wanted}.__contains__,
             label_optional=not self._needs_labels,
             time=self.time_name,
         )
@@ -131,11 +135,11 @@ class RawReader:
     @property
     def columns(self) -> list[str]:
         """The columns that a raw row must have."""
-        return list(dict.fromkeys([self.schema.label, *self._wanted] if self._needs_labels else self._wanted))
+        return list(dict.fromkeys([*self._labels, *self._wanted] if self._needs_labels else self._wanted))
 
     def is_wanted(self, column: str) -> bool:
         """Whether it is read."""
-        return column == self.schema.label or column in self._wanted
+        return column in self._labels or column in self._wanted
 
     def check_types(self, types: Mapping[str, pa.DataType], path: Path) -> None:
         """Of a model that was trained on text: a FormatError for types that text can spell in several ways.
@@ -175,7 +179,8 @@ class RawReader:
                 signed=self._format.name == "libsvm",
                 optional=not self._needs_labels,
             )
-        return encode(chunk, label, schema.dense, schema.features, self._time)
+        targets = Targets(self._targets, optional=not self._needs_labels)
+        return encode(chunk, label, schema.dense, schema.features, self._time, targets)
 
     def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
@@ -186,6 +191,8 @@ class RawReader:
 def batch_of(encoded: EncodedRows, schema: Schema, rows_of: RowsOf, start: int, stop: int) -> Batch:
     """Rows start .. stop - 1 as the model reads them; `rows_of` makes rows of the 64-bit ids of a feature."""
     dense = [standardise(values[start:stop], spec) for values, spec in zip(encoded.dense, schema.dense)]
+    targets = [torch.from_numpy(values[start:stop].astype(np.float32)) for values in encoded.dense[len(dense) :]]
+    tasks = targets[: len(schema.tasks)]
     single: list[np.ndarray] = []
     bags: dict[str, Jagged] = {}
     for feature, ids in zip(schema.features, encoded.ids):
@@ -201,6 +208,8 @@ def batch_of(encoded: EncodedRows, schema: Schema, rows_of: RowsOf, start: int, 
         dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
         ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
         bags=bags,
+        targets=torch.stack(tasks, dim=1) if tasks else None,
+        weights=next(iter(targets[len(tasks) :]), None),
     )
 
 

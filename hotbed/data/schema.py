@@ -123,6 +123,11 @@ class Schema:
     format_version: int = FORMAT_VERSION
 
     @property
+    def labels(self) -> tuple[Task, ...]:
+        """All labels: that of `--label`, then the further ones."""
+        return (Task(self.label), *self.tasks)
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """The columns of further labels, then that of weights."""
         return (*(task.name for task in self.tasks), *([self.weight] if self.weight else []))

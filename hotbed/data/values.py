@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -190,19 +191,30 @@ class Target(NamedTuple):
     kind: str  # "binary", "regression" or "weight"
 
 
-def read_target(column: Column, target: Target, faults: Faults) -> np.ndarray:
-    """Float64 [n]; a value that is missing, or that its kind does not allow, is a fault."""
+class Targets(NamedTuple):
+    """All that are read; `optional` ones may be missing, as may their columns, and are NaN."""
+
+    columns: Sequence[Target] = ()
+    optional: bool = False
+
+
+NO_TARGETS = Targets()
+
+
+def read_target(column: Column, target: Target, faults: Faults, *, optional: bool = False) -> np.ndarray:
+    """Float64 [n]; a value that its kind does not allow, or that is missing and not optional, is a fault."""
     name = target.name
     if isinstance(column, Lists | HashedText | Instants):
         raise FormatError(f"column {name} holds lists; a task or a weight needs one number per row.")
     values = _numbers(column, name, faults)
     missing = np.isnan(values)
-    faults.mark(missing, f"{name} is missing")
+    if not optional:
+        faults.mark(missing, f"{name} is missing")
     if target.kind == "binary":
         faults.mark(~missing & (values != 0) & (values != 1), f"{name} is not 0 or 1")
     if target.kind == "weight":
         faults.mark(~missing & (values < 0), f"weight {name} is below 0")
-    return np.where(missing, 0.0, values)
+    return values
 
 
 _LOGS = np.log1p(np.arange(1 << 16))  # most integers of click logs are small; a table takes a sixth of the time

@@ -1,8 +1,8 @@
 """A trained dense model in, model.onnx out; onnxruntime must reproduce the model's logits on random inputs.
 
 Inputs `vectors` [B, C, W] (models/sequence.py), where the model has dense features `dense` [B, N], and where it reads sequences
-`lengths` [B, S] (int64); outputs `logit` [B] and `probability` [B]; all others float32, any B. Needs the packages of
-hotbed[onnx].
+`lengths` [B, S] (int64); outputs `logit` [B] and `probability` [B], of a model of several labels also `tasks` [B, K], the
+scores of the further ones; all others float32, any B. Needs the packages of hotbed[onnx].
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hotbed.data.schema import Task
 from hotbed.errors import ConfigError, RunError
 from hotbed.host.extras import how_to_install
 from hotbed.models import Model
 
 OPSET = 18  # the oldest that torch's exporter writes without conversion, so the most runtimes read it
 TOLERANCE = 1e-5  # of a logit of size 1, in addition to rounding
+OUTPUTS = ("logit", "probability", "tasks")  # the last one of a model of several labels
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SAMPLES = 64
 _ROUNDINGS = 4  # sums in another order may round this much worse than torch's
@@ -49,13 +51,18 @@ def input_shapes(model: Model) -> dict[str, list[str | int]]:
     return shapes
 
 
-def write_onnx(path: Path, model: Model) -> None:
-    """Write and check the file; a RunError if onnxruntime and torch disagree."""
+def write_onnx(path: Path, model: Model, labels: Sequence[Task] = ()) -> list[str]:
+    """Write and check the file; a RunError if onnxruntime and torch disagree. Returns the names of the scores of `tasks`.
+
+    `labels` are those of the schema.
+    """
     check_packages()
     import onnx
 
-    whole = ProbabilityModel(model).eval()
+    whole = ProbabilityModel(model, [task.kind for task in labels]).eval()
     example = _inputs(model, 3)
+    with torch.no_grad():
+        outputs = dict(zip(OUTPUTS, whole(*example)))
     batch = torch.export.Dim("batch", min=1)
     try:
         with _quiet():
@@ -66,7 +73,7 @@ def write_onnx(path: Path, model: Model) -> None:
                 verbose=False,
                 opset_version=OPSET,
                 input_names=list(input_shapes(model)),
-                output_names=["logit", "probability"],
+                output_names=list(outputs),
                 dynamic_shapes=tuple({0: batch} for _ in example),
             )
     except torch.onnx.OnnxExporterError as error:
@@ -82,24 +89,27 @@ def write_onnx(path: Path, model: Model) -> None:
     onnx.checker.check_model(proto, full_check=True)
     path.write_bytes(proto.SerializeToString())
     compare(path, whole, model)
+    return [task.name for task in labels[1:]] if "tasks" in outputs else []
 
 
 class ProbabilityModel(nn.Module):
-    """The model with two outputs: logit and probability."""
+    """The model with the outputs logit, probability and, if it learned several labels, the scores of the further ones."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kinds: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
+        self.kinds = tuple(kinds[1:])
 
-    def forward(
-        self, vectors: Tensor, second: Tensor | None = None, third: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, vectors: Tensor, second: Tensor | None = None, third: Tensor | None = None) -> tuple[Tensor, ...]:
         """The inputs of `input_shapes`, in their order."""
         others = [one for one in (second, third) if one is not None]
         dense = others.pop(0) if self.model.num_dense else vectors.new_zeros(vectors.shape[0], 0)
         logits = self.model.logits(vectors, dense, *others)
-        logits = logits if logits.dim() == 1 else logits[:, 0]  # of several tasks, the label
-        return logits, torch.sigmoid(logits)
+        if logits.dim() == 1:
+            return logits, torch.sigmoid(logits)
+        first, *others = logits.unbind(1)
+        tasks = [torch.sigmoid(one) if kind == "binary" else one for kind, one in zip(self.kinds, others)]
+        return first, torch.sigmoid(first), torch.stack(tasks, dim=1)
 
 
 def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
@@ -125,15 +135,15 @@ def compare(path: Path, whole: nn.Module, model: Model) -> None:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = _inputs(model, _SAMPLES)
-    exact = copy.deepcopy(whole).double()(*(one.double() if one.is_floating_point() else one for one in inputs))[0]
-    ours = whole(*inputs)[0].double()
-    theirs = session.run(["logit"], dict(zip(input_shapes(model), (one.numpy() for one in inputs))))[0]
-    apart, rounding = (torch.from_numpy(theirs).double() - exact).abs(), (ours - exact).abs().max()
-    if not bool((apart <= TOLERANCE * exact.abs().clamp(min=1.0) + _ROUNDINGS * rounding).all()):
-        raise RunError(
-            f"onnxruntime disagrees with the model that was exported: logits are up to {float(apart.max()):.2g} apart from "
-            f"those of float64, and torch's are {float(rounding):.2g}. --no-onnx exports rows and dense weights alone."
-        )
+    all_exact = copy.deepcopy(whole).double()(*(one.double() if one.is_floating_point() else one for one in inputs))
+    theirs = session.run(None, dict(zip(input_shapes(model), (one.numpy() for one in inputs))))
+    for name, exact, ours, found in zip(OUTPUTS, all_exact, whole(*inputs), theirs):
+        apart, rounding = (torch.from_numpy(found).double() - exact).abs(), (ours.double() - exact).abs().max()
+        if not bool((apart <= TOLERANCE * exact.abs().clamp(min=1.0) + _ROUNDINGS * rounding).all()):
+            raise RunError(
+                f"onnxruntime disagrees with the model that was exported: {name} is up to {float(apart.max()):.2g} apart from "
+                f"that of float64, and torch's is {float(rounding):.2g}. --no-onnx exports rows and dense weights alone."
+            )
 
 
 @contextmanager

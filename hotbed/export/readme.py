@@ -57,7 +57,7 @@ def _files(about: dict[str, Any]) -> str:
         inputs = ", ".join(f"`{name}` {shape}" for name, shape in about["onnx"]["inputs"].items()).replace("'", "")
         lines.append(
             f"- `model.onnx`: the dense model, opset {about['onnx']['opset']}; {inputs} in, `logit` [batch] and `probability` "
-            "[batch] out, float32."
+            f"[batch]{_tasks(about['onnx']['tasks'])} out, float32."
         )
     lines.append("- `dense.safetensors`: the same weights under torch's names.")
     if about["row_format"] != "none":
@@ -70,6 +70,15 @@ def _files(about: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _tasks(names: list[str]) -> str:
+    """The output of further labels."""
+    return (
+        f", and `tasks` [batch, {len(names)}] with the scores of {', '.join(names)} (`Export.score_tasks`),"
+        if names
+        else ""
+    )
 
 
 def _rows(schema: Schema, about: dict[str, Any]) -> str:

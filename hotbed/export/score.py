@@ -45,6 +45,7 @@ class Export:
         card, about = _json(self.folder / "model.json"), _json(self.folder / "export.json")
         self.features = [one["name"] for one in self.schema["features"]]
         self.num_dense = len(self.schema["dense"])
+        self.tasks: list[str] = (about["onnx"] or {}).get("tasks", [])  # further labels that the model scores
         self.sequences: dict[str, int] = card["model"].get("sequences") or {}  # feature -> greatest length
         self._vocabularies: dict[str, tuple[Any, Any]] = {}
         self.tables = {
@@ -77,15 +78,19 @@ class Export:
         """Probabilities [B]."""
         return self.run(ids, dense)[1]
 
-    def run(self, ids: dict[str, Any], dense: Any = None) -> tuple[Any, Any]:
-        """Logits [B] and probabilities [B]."""
+    def score_tasks(self, ids: dict[str, Any], dense: Any = None) -> dict[str, Any]:
+        """Scores [B] of every label by name: probabilities, or the numbers of a regression."""
+        _, probabilities, *tasks = self.run(ids, dense)
+        return {self.schema["label"]: probabilities} | {name: tasks[0][:, n] for n, name in enumerate(self.tasks)}
+
+    def run(self, ids: dict[str, Any], dense: Any = None) -> tuple[Any, ...]:
+        """Logits [B], probabilities [B] and, if there are further labels, their scores [B, K]."""
         inputs = {"vectors": self.vectors(ids)}
         if self.num_dense:
             inputs["dense"] = np.ascontiguousarray(dense, dtype=np.float32)
         if self.sequences:
             inputs["lengths"] = np.stack([np.diff(ids[name][1]) for name in self.sequences], axis=1).astype(np.int64)
-        logits, probabilities = self._model.run(["logit", "probability"], inputs)
-        return logits, probabilities
+        return tuple(self._model.run(["logit", "probability", *(["tasks"] if self.tasks else [])], inputs))
 
     def vectors(self, ids: dict[str, Any]) -> Any:
         """The model's first input, float32 [B, C, W]: a pooled vector of every feature, then the vectors of every sequence."""

@@ -155,9 +155,10 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
         shutil.copyfile(source.model / name, new / name)
     shutil.copytree(source.model / "counts", new / "counts")
     model = _model(source)
+    tasks: list[str] = []
     if options.onnx:
         report("model.onnx", 0, 1)
-        write_onnx(new / "model.onnx", model)
+        tasks = write_onnx(new / "model.onnx", model, schema.labels)
         report("model.onnx", 1, 1)
     tensors = Tensors.open(source.model / "tables.safetensors")
     tables = {one.name: _write_table(new, one, tensors, source, options, report) for one in schema.features}
@@ -165,7 +166,7 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
         "format_version": FORMAT_VERSION,
         "precision": options.precision,
         "row_format": options.rows,
-        "onnx": {"opset": OPSET, "inputs": input_shapes(model)} if options.onnx else None,
+        "onnx": {"opset": OPSET, "inputs": input_shapes(model), "tasks": tasks} if options.onnx else None,
         "source": source.about,
         "tables": tables,
     }

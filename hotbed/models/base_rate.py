@@ -68,14 +68,19 @@ class SampledOdds:
     """A forward hook: while training on a share of all negatives, logits are those of the sampled log.
 
     Keeping a share s of the negatives multiplies the odds of a positive by 1 / s. With log(1 / s) added in training alone, the
-    model itself learns the logits of the whole log, and its scores are calibrated wherever it is used.
+    model itself learns the logits of the whole log, and its scores are calibrated wherever it is used. Of several tasks only
+    the label is sampled by, so the others learn the sampled log.
     """
 
     def __init__(self, kept: float) -> None:
         self.shift = -math.log(kept)
 
     def __call__(self, model: nn.Module, inputs: object, logits: Tensor) -> Tensor | None:
-        return logits + self.shift if model.training else None
+        if not model.training:
+            return None
+        if logits.dim() == 1:
+            return logits + self.shift
+        return torch.cat([logits[:, :1] + self.shift, logits[:, 1:]], dim=1)
 
 
 def _output_bias(model: nn.Module, vectors: Tensor, dense: Tensor) -> nn.Parameter | None:

@@ -79,7 +79,8 @@ class OwnModel(Model):
             found: Tensor | Mapping[str, Tensor] = self.net(inputs)
         by_task = self._by_task(found) if isinstance(found, Mapping) else [found]
         if torch.compiler.is_compiling():  # traced for an export: sizes are symbolic
-            return torch.reshape(by_task[0], (-1,))
+            traced = [torch.reshape(one, (-1,)) for one in by_task]
+            return traced[0] if len(traced) == 1 else torch.stack(traced, dim=1)
         needs_grad = self.training and torch.is_grad_enabled() and vectors.requires_grad
         for one in by_task:
             self._check(one, len(dense), needs_grad=needs_grad)

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +27,12 @@ BatchT = TypeVar("BatchT")
 
 
 def prefetch(
-    loader: Iterable[BatchT], tables: EmbeddingTables, *, window: int | None = None, look_ahead: int | None = None
+    loader: Iterable[BatchT],
+    tables: EmbeddingTables,
+    *,
+    ids: Callable[[BatchT], Any] | None = None,
+    window: int | None = None,
+    look_ahead: int | None = None,
 ) -> Generator[BatchT, None, None]:
     """The batches of `loader`, on the tables' device, each with its rows in the cache when it is handed out.
 
@@ -35,7 +40,8 @@ def prefetch(
             loss(model(tables(batch.ids)), batch.labels).backward()
 
     Results are those of the plain loop to the bit; only the waiting differs. Call the tables with the very objects of the
-    batch (`batch.ids`, not a copy): that is how a prepared batch is known. Other calls work too, and wait for their rows.
+    batch (`batch.ids`, not a copy): that is how a prepared batch is known; a mapping of features is known by its tensors.
+    Other calls work too, and wait for their rows.
     A batch must stay as it was yielded: a loader that fills one tensor again and again cannot be read ahead, and is refused.
 
     A loader that draws from torch's global generator is read ahead up to its next draw, which waits for the batches before to
@@ -45,19 +51,24 @@ def prefetch(
 
     Args:
         loader: yields hotbed Batches, tensors of ids, tuples that start with ids, or mappings (with "ids", or of the features);
-            it is read in a background thread, `look_ahead` batches ahead of training.
+            with `ids=`, anything. It is read in a background thread, `look_ahead` batches ahead of training. Dataclasses and
+            objects with a method `to(device)` are moved to the device like those; other objects stay where they are.
         tables: with a cache; without one, batches are moved to the device ahead and that is all.
+        ids: where the ids of a batch are, `lambda batch: batch.items`: what the tables will be called with, or (ids, bags). It
+            is called in the background thread, too, and returns tensors that the batch holds.
         window: batches planned and fetched together, at most; by default as many as the cache holds well.
         look_ahead: batches whose ids are read in advance, up to 233; by default as many as the policy can make use of.
     """
     if not isinstance(tables, EmbeddingTables):
         raise ConfigError(f"prefetch(loader, tables) needs hotbed.EmbeddingTables, not {type(tables).__name__}")
+    if ids is not None and not callable(ids):
+        raise ConfigError(f"ids must be a function that finds the ids in a batch, not {type(ids).__name__}")
     for name, value, most in (("window", window, _MOST_WINDOW), ("look_ahead", look_ahead, MOST_AHEAD)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
     if not tables.caches:
         return _moved(Reader(loader, tables.device), tables.device, tables.clock)
-    return _batches(Feed(loader, tables, window, look_ahead))
+    return _batches(Feed(loader, tables, window, look_ahead, ids))
 
 
 def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[BatchT, None, None]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ import torch
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import mark
-from hotbed.pipeline.batches import ids_of, take_over, to_device
+from hotbed.pipeline.batches import IdFinder, take_over, to_device
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
 from hotbed.pipeline.ids_ahead import BatchAhead, IdReader, reads_ahead
@@ -50,7 +50,12 @@ class Feed:
     """Batches of one pass over a loader, each with its rows in place when it is handed out."""
 
     def __init__(
-        self, loader: Iterable[Any], tables: EmbeddingTables, window: int | None, look_ahead: int | None
+        self,
+        loader: Iterable[Any],
+        tables: EmbeddingTables,
+        window: int | None,
+        look_ahead: int | None,
+        ids: Callable[[Any], Any] | None = None,
     ) -> None:
         self._tables = tables
         self._device = tables.device
@@ -59,7 +64,7 @@ class Feed:
         self._given_window = window
         self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
         self._look_ahead = 1  # until the first batch is known
-        self._names = [feature.name for feature in tables.features]
+        self._find_ids = IdFinder([feature.name for feature in tables.features], ids)
         self._cached = tables.caches
         self._ids = [group.keyspace for group in self._cached if group.keyspace.is_dynamic]
         self._most_ahead, self._num_delivered = MOST_AHEAD, 0  # the latter since batches were last taken back
@@ -68,7 +73,9 @@ class Feed:
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
-        read_ids = IdReader(tables).read if reads_ahead(tables) and why_not_recorded(tables) is None else None
+        read_ids = (
+            IdReader(tables, self._find_ids).read if reads_ahead(tables) and why_not_recorded(tables) is None else None
+        )
         self._reader = Reader(loader, self._device, None if self._stage is None else self._settle_with_ranks, read_ids)
         self._eager = EagerPlanner(tables, self._cached)
         self._choice = PlannerChoice(tables, self._eager, window)
@@ -394,7 +401,7 @@ class Feed:
         """(batch, ids, bags), on the device."""
         for batch in loader:
             moved = to_device(batch, self._device)
-            named = ids_of(moved, self._names)
+            named = self._find_ids(moved)
             yield moved, named.ids, named.bags
 
     def _read(self, *, wanted: bool = False) -> Candidate | None:
@@ -413,7 +420,7 @@ class Feed:
     def _candidate(self, batch: Any, point: Any, ahead: BatchAhead | None) -> Candidate:
         """A batch that was read, its ids, and who will plan it."""
         take_over(batch, self._device, point)
-        named = ids_of(batch.batch if isinstance(batch, RoutedBatch) else batch, self._names)
+        named = self._find_ids(batch.batch if isinstance(batch, RoutedBatch) else batch)
         if ahead is not None and ahead.is_of(named):
             named = named._replace(ahead=ahead)
         return self._choice.choose(batch, named)

@@ -24,7 +24,7 @@ from hotbed.host.pinned import pinned_empty
 from hotbed.ids.distinct import DistinctIds
 from hotbed.ops.inputs import FIRST, HEADER, LENGTH, OFFSETS, SPAN, STEP, VALUES
 from hotbed.ops.streams import mark
-from hotbed.pipeline.batches import Ids, ids_of
+from hotbed.pipeline.batches import IdFinder, Ids
 from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds, parts_of, why_not_described
 from hotbed.tables.group.ahead import IdsAhead
 from hotbed.tables.group.group import TableGroup
@@ -55,12 +55,14 @@ class BatchAhead(NamedTuple):
 class IdReader:
     """Reads batches of one feed ahead; in the thread of its reader."""
 
-    def __init__(self, tables: EmbeddingTables) -> None:
+    def __init__(self, tables: EmbeddingTables, find_ids: IdFinder) -> None:
         self._features = tables.features
-        self._names = [feature.name for feature in tables.features]
+        self._find_ids = find_ids
         self._device = tables.device
         self._groups = [
-            None if group.keyspace.ahead is None else _GroupSpans(group, group.keyspace.ahead, inputs, self._names)
+            None
+            if group.keyspace.ahead is None
+            else _GroupSpans(group, group.keyspace.ahead, inputs, [feature.name for feature in tables.features])
             for group, inputs in zip(tables.groups, tables.group_inputs)
         ]
         self._distinct = DistinctIds("hotbed-ids-ahead")
@@ -68,7 +70,7 @@ class IdReader:
     def read(self, batch: Any, moved: Any) -> BatchAhead | None:
         """Of a batch, as the loader gave it and on the device; None for one that must go launch by launch."""
         try:
-            given, named = ids_of(batch, self._names), ids_of(moved, self._names)
+            given, named = self._find_ids(batch), self._find_ids(moved)
             parts = parts_of(self._features, *self._on_host(given), _HOST)
         except ShapeError:  # reported when it is planned
             return None

@@ -118,6 +118,7 @@ class RunRecord:
         default_factory=dict
     )  # by split; from the last eval lines when there is no summary
     more: dict[str, Any] = field(default_factory=dict)  # by split: grouped AUC, metrics by slice and of further tasks
+    label_notes: tuple[str, ...] = ()  # in which way labels were not counted as they are in the log
     best_auc: dict[str, float] = field(default_factory=dict)
     calibration: tuple[CalibrationPoint, ...] = ()
     splits: tuple[SplitSize, ...] = ()
@@ -170,6 +171,7 @@ def read_run(directory: Path) -> RunRecord:
         hours=hours,
         final=final or {point.split: point.score for point in evals},
         more={name: mapping(value) for name, value in mapping(summary.get("more")).items()},
+        label_notes=tuple(map(name_of, listing(summary.get("label_notes")))),
         best_auc={name: number(value) for name, value in mapping(summary.get("best_auc")).items()},
         calibration=_calibration(summary.get("calibration_curve")),
         splits=tuple(

@@ -94,7 +94,8 @@ def quality(run: RunRecord) -> str:
             "How good it is",
             '<p class="empty">The run was not evaluated: it stopped before the first evaluation.</p>',
         )
-    parts = f"<div>{_metric_table(run)}{_kept(run)}</div>"
+    labels = "".join(f"<p>{text(note[:1].upper() + note[1:], 400)}.</p>" for note in run.label_notes if note)
+    parts = f"<div>{_metric_table(run)}{_kept(run)}{labels}</div>"
     if run.calibration:
         parts += figure(calibration_chart(run))
     return section("quality", "How good it is", f'<div class="figures">{parts}</div>', *breakdowns(run))

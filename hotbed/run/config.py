@@ -183,6 +183,11 @@ class TrainConfig:
         default_factory=dict,
         metadata={"about": "by label, the weight of its loss, where there are several; 1 if not given"},
     )
+    positive_weight: float | dict[str, Any] = setting(  # noqa: RUF009  frozen
+        1.0,
+        "how many times a sample with the label 1 counts in the loss: a number for the label, or by label {click: 10, like: 3};"
+        " predicted probabilities are corrected for it",
+    )
     group: str = setting("", "an id feature, such as a user: the AUC within its groups is measured, too")
     slice: str = setting("", "id features, separated by commas: metrics are also given for each of their values")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)

@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from hotbed.errors import ConfigError
 from hotbed.host.memory import parse_bytes, parse_share, percent_hint
@@ -25,7 +25,9 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     str: "text",
     dict: "a mapping of names to values",
+    list: "a list of names",
     bool | list[str]: "true, false or a list of features",
+    float | dict[str, Any]: "a number, or a mapping of labels to numbers",
 }
 
 
@@ -181,7 +183,11 @@ def _contradictions(train: TrainConfig) -> list[str]:
 def _typed(kind: Any, given: Any) -> Any:
     """The value in the type of its field; numbers may be text, because YAML reads 1e-3 as text."""
     if isinstance(kind, types.UnionType):
-        if isinstance(given, bool) or (isinstance(given, list) and all(isinstance(one, str) and one for one in given)):
+        for arm in get_args(kind):
+            with suppress(ValueError):
+                return _typed(get_origin(arm) or arm, given)
+    elif kind is list:
+        if isinstance(given, list) and all(isinstance(one, str) and one for one in given):
             return given
     elif kind in (int, float) and not isinstance(given, bool):
         try:

@@ -76,7 +76,7 @@ def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
     elif given.name in NAMED_MODELS:
         settings["features"] = pooled
     if schema.tasks and (is_own(given.name) or given.name in NAMED_MODELS):
-        settings["tasks"] = [schema.label, *(task.name for task in schema.tasks)]
+        settings["tasks"] = [task.name for task in schema.labels]
     return settings | ({"sequences": sequences} if sequences else {})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.data.loader.loader import Loader
 from hotbed.data.raw_reader import RawReader
+from hotbed.data.schema import Task
 from hotbed.errors import RunError
 from hotbed.host.atomic import rewriting, writing
 from hotbed.types import Batch
@@ -34,19 +36,24 @@ class Scores(Protocol):
         """The batches, ready to be scored."""
 
     def score(self, batch: Batch) -> Tensor:
-        """Logits [B]."""
+        """Logits [B], or [B, T] of a model of several tasks."""
 
 
 @torch.no_grad()
-def predict(learner: Scores, samples: Iterable[LocatedBatch], path: Path) -> int:
-    """Write one row per sample: its origin, its label if there is one, its score; returns their number."""
+def predict(
+    learner: Scores, samples: Iterable[LocatedBatch], path: Path, labels: Sequence[Task] = (Task("label"),)
+) -> int:
+    """Write one row per sample: its origin, its label if there is one, its score; returns their number.
+
+    `labels` are those of the schema; the score of a further one, if the model learned it, is in the column score_NAME.
+    """
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
     count = 0
     writer: Any = None
     with writing(path), rewriting(path) as temporary:
         try:
-            with closing(_scored(learner, samples)) as tables:
+            with closing(_scored(learner, samples, labels)) as tables:
                 for table in tables:
                     if writer is None:
                         writer = _writer(temporary, path.suffix, table.schema)
@@ -76,8 +83,20 @@ def raw_batches(reader: RawReader) -> Iterator[LocatedBatch]:
         yield located.batch, {"file": names.cast(pa.string()), "line": located.lines}
 
 
-def _scored(learner: Scores, samples: Iterable[LocatedBatch]) -> Generator[pa.Table, None, None]:
-    """Origin, label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
+def scores_by_task(outputs: Tensor, labels: Sequence[Task]) -> dict[str, NDArray[np.float64]]:
+    """The scores [B] of each label that a model learned: outputs are [B], the first label alone, or [B, T], all of them.
+
+    A probability, or the number of a regression; in float64, so that confident scores do not collapse to 1.
+    """
+    columns = (outputs if outputs.dim() > 1 else outputs.unsqueeze(1)).cpu().unbind(1)
+    found = [(task, one.double()) for task, one in zip(labels, columns)]
+    return {task.name: (torch.sigmoid(one) if task.kind == "binary" else one).numpy() for task, one in found}
+
+
+def _scored(
+    learner: Scores, samples: Iterable[LocatedBatch], labels: Sequence[Task]
+) -> Generator[pa.Table, None, None]:
+    """Origin, then label (null where unknown) and score of every task that the model learned."""
     waiting: deque[LocatedBatch] = deque()  # read ahead, not yet scored
 
     def batches() -> Generator[Batch, None, None]:
@@ -87,13 +106,18 @@ def _scored(learner: Scores, samples: Iterable[LocatedBatch]) -> Generator[pa.Ta
 
     with closing(batches()) as read, closing(learner.ahead(read)) as moved:
         for batch in moved:
-            outputs = learner.score(batch).double().cpu()
-            logits = outputs if outputs.dim() == 1 else outputs[:, 0]  # of several tasks, the label
-            if bool(torch.isnan(logits).any()):
+            scores = scores_by_task(learner.score(batch), labels)
+            if any(np.isnan(one).any() for one in scores.values()):
                 raise RunError("the scores of the model are not numbers (NaN); it has diverged in training.")
             here, origin = waiting.popleft()
-            labels = pa.array(here.labels.numpy(), from_pandas=True)
-            yield pa.table({**origin, "label": labels, "score": torch.sigmoid(logits).numpy()})
+            known = [here.labels, *(() if here.targets is None else here.targets.unbind(1))]
+            columns: dict[str, Any] = {}
+            for number, (name, score) in enumerate(scores.items()):
+                suffix = f"_{name}" if number else ""
+                if number < len(known):
+                    columns[f"label{suffix}"] = pa.array(known[number].numpy(), from_pandas=True)
+                columns[f"score{suffix}"] = score
+            yield pa.table({**origin, **columns})
 
 
 def _writer(path: Path, suffix: str, schema: pa.Schema) -> Any:

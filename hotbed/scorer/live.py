@@ -64,10 +64,15 @@ class Version(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """Logits of one batch, and the version that computed them."""
+    """Outputs of the model for one batch, and the version that computed them."""
 
-    logits: Tensor  # [B], on the CPU
+    outputs: Tensor  # logits [B], or [B, T] of all tasks that the model learned, on the CPU
     version: str
+
+    @property
+    def logits(self) -> Tensor:
+        """[B], of the label."""
+        return self.outputs if self.outputs.dim() == 1 else self.outputs[:, 0]
 
 
 class LiveModel:
@@ -111,17 +116,18 @@ class LiveModel:
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> ScoredBatch:
-        """The logit of every sample [B], all from one version of the model."""
+        """The outputs for every sample, all from one version of the model."""
         found, version = self.tables.vectors(batch)
         vectors, lengths = block_of(found, self._sequences, batch.bags)
         if not batch.size:
-            return ScoredBatch(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
+            tasks = self.source.model.get("tasks") or [self.schema.label]
+            return ScoredBatch(torch.empty(0, len(tasks), dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
         inputs = [vectors, batch.dense, *([] if lengths is None else [lengths])]
         found = (
             version.model(*inputs) if device.type == "cpu" else version.model(*(one.to(device) for one in inputs)).cpu()
         )
-        return ScoredBatch(found if found.dim() == 1 else found[:, 0], version.name)  # of several tasks, the label
+        return ScoredBatch(found, version.name)
 
     def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keys of the rows of a table with row numbers."""

@@ -21,7 +21,7 @@ from hotbed.checkpoint.chain import Entry
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import parse_bytes
 from hotbed.models import shown_name
-from hotbed.run.predictions import Scores
+from hotbed.run.predictions import Scores, scores_by_task
 from hotbed.run.remote_folder import for_scoring, local_copy
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
@@ -99,12 +99,17 @@ class Scorer:
         live = self.live
         return probabilities(live.logits(live.encoder.batch(columns)))
 
+    def score_tasks(self, columns: Any) -> dict[str, NDArray[np.float64]]:
+        """Like `score`, of every label that the model learned, by name: probabilities [B], or the numbers of a regression."""
+        live = self.live
+        return scores_by_task(live.logits(live.encoder.batch(columns)).outputs, live.schema.labels)
+
     def score_batch(self, batch: Batch) -> NDArray[np.float64]:
         """The probability of every sample [B] of a batch, as hotbed's loaders and readers give it."""
         return probabilities(self.live.logits(batch))
 
     def logits(self, batch: Batch) -> ScoredBatch:
-        """The logit of every sample [B], all by one version of the model."""
+        """The outputs for every sample, all by one version of the model."""
         return self.live.logits(batch)
 
     def update(self, entries: Sequence[Entry]) -> str:
@@ -170,4 +175,4 @@ class _AsLearner:
         yield from batches
 
     def score(self, batch: Batch) -> Tensor:
-        return self._scorer.logits(batch).logits
+        return self._scorer.logits(batch).outputs

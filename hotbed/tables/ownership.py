@@ -133,7 +133,11 @@ class Ownership:
     def find(self, ids: Any, bags: Mapping[str, Any] | None) -> PreparedBatch | None:
         """The plan of a batch that was delivered."""
         planned = self._planned.get(id(ids))
-        if planned is None or planned.ids is not ids:
+        if planned is None and isinstance(ids, Mapping):  # another mapping of the same tensors
+            planned = next((one for one in reversed(self._planned.values()) if _has_parts(one.ids, ids)), None)
+        elif planned is None or planned.ids is not ids:
+            return None
+        if planned is None:
             return None
         if bags or planned.bags:
             theirs, ours = bags or {}, planned.bags or {}
@@ -153,6 +157,20 @@ class Ownership:
     def broken(self) -> BaseException | None:
         """What broke a change off, if anything did."""
         return self.changes.broken
+
+
+def _has_parts(one: Any, other: Mapping[str, Any]) -> bool:
+    """Whether two mappings hold the same tensors under the same names."""
+    if not isinstance(one, Mapping) or one.keys() != other.keys():
+        return False
+    for name, part in other.items():
+        ours = one[name]
+        if isinstance(part, Jagged) and isinstance(ours, Jagged):
+            if any(mine is not theirs for mine, theirs in zip(ours, part)):
+                return False
+        elif ours is not part:
+            return False
+    return True
 
 
 def _is_unchanged(planned: PreparedBatch) -> bool:

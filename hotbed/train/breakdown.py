@@ -146,10 +146,11 @@ def grouped_auc(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayL
 
 
 def measure_tasks(tasks: Sequence[Task], targets: Array, outputs: Array) -> dict[str, Mapping[str, Any]]:
-    """Metrics of every further task; targets and outputs are [samples, tasks]."""
+    """Metrics of every further task; targets and outputs are [samples, tasks]. Samples without a target (NaN) are left out."""
     found: dict[str, Mapping[str, Any]] = {}
     for number, task in enumerate(tasks):
-        truth, guess = targets[:, number], outputs[:, number]
+        known = ~np.isnan(targets[:, number])
+        truth, guess = targets[known, number], outputs[known, number]
         if task.kind == "binary":
             found[task.name] = {"kind": task.kind, **measure(truth, guess)._asdict()}
             continue

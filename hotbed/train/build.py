@@ -60,7 +60,7 @@ from hotbed.train.build_ranks import (
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.loop import Training
-from hotbed.train.loss import task_loss
+from hotbed.train.loss import positive_problems, positive_weights, task_loss
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
 from hotbed.train.step import Learner
@@ -142,7 +142,8 @@ def build(
     )
     training = Training(run, learner, loaders, pace, course, Observers(observers), follower, breakdown_of(config))
     card = card_of(config, dataset.schema)
-    return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card))
+    notes = _label_notes(config, dataset.schema)
+    return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card, notes))
 
 
 class Sketch(NamedTuple):
@@ -185,7 +186,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
     kept = float(schema.notes.get("negatives_kept", 1.0))
-    if kept < 1:
+    if kept < 1 and not config.follow.source:  # a log that is followed has all its rows
         model.register_forward_hook(SampledOdds(kept))
     if config.train.base_rate:
         _start_at_base_rate(config, schema, model, device)
@@ -315,10 +316,27 @@ def compiled_step(
 
 def _loss_of(config: RunConfig, schema: Schema) -> Loss:
     """That of all labels, by the weights of tasks and of samples."""
-    if not schema.tasks and not schema.weight:
+    positives = list(positive_weights(config.train.positive_weight, schema.labels).values())
+    if not schema.tasks and not schema.weight and positives == [1]:
         return binary_loss
-    weights = [config.train.task_weights.get(name, 1.0) for name in (schema.label, *(one.name for one in schema.tasks))]
-    return task_loss(("binary", *(task.kind for task in schema.tasks)), weights, weighted=bool(schema.weight))
+    weights = [config.train.task_weights.get(task.name, 1.0) for task in schema.labels]
+    kinds = [task.kind for task in schema.labels]
+    return task_loss(kinds, weights, weighted=bool(schema.weight), positives=positives)
+
+
+def _label_notes(config: RunConfig, schema: Schema) -> tuple[str, ...]:
+    """In which way labels were not counted as they are in the log."""
+    corrected = "predicted probabilities are corrected for it"
+    notes = []
+    if "negatives_kept" in schema.notes and not config.follow.source:
+        kept = float(schema.notes["negatives_kept"])
+        notes.append(
+            f"train holds {kept:.3g} of the rows whose {schema.label} is 0 (prepare --keep-negatives); {corrected}"
+        )
+    for name, times in positive_weights(config.train.positive_weight, schema.labels).items():
+        if times != 1:
+            notes.append(f"positives of {name} count {times:g} times in training (train.positive_weight); {corrected}")
+    return tuple(notes)
 
 
 def train_loader(config: RunConfig, dataset: Dataset, device: torch.device, share: Share = ALL) -> Loader:
@@ -367,7 +385,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
         for name, off in (("patience", 0), ("plateau_factor", 1.0)):
             if getattr(config.train, name) != off:
                 problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
-    labels = (schema.label, *(task.name for task in schema.tasks))
+    labels = [task.name for task in schema.labels]
     for name, weight in config.train.task_weights.items():
         if name not in labels:
             problems.append(
@@ -375,6 +393,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
             )
         elif isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             problems.append(f"train.task_weights: the weight of {name} must be a number from 0, not {weight!r}")
+    problems += positive_problems(config.train.positive_weight, schema.labels, config.data.path)
     problems += [f"train.{one}" for one in breakdown_of(config).problems(schema)]
     return problems + id_problems(config.tables.dynamic, config.data.path, schema)
 

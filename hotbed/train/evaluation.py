@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hotbed.data.loader.loader import Loader
+from hotbed.data.schema import Task
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.predictions import Scores
 from hotbed.train.breakdown import Breakdown, SampleIds, measure_tasks
-from hotbed.train.loss import first_task
 from hotbed.train.metrics import Metrics, measure
 from hotbed.types import Batch
 
@@ -55,7 +55,7 @@ def evaluate(
             world.stage(f"evaluating, batch {len(labels) + 1} of {len(loader)}")
             found = learner.score(batch)
             labels.append(batch.labels)
-            outputs.append(found if found.dim() > 1 else found.unsqueeze(1))
+            outputs.append(_columns(found))
             targets += [] if batch.targets is None else [batch.targets]
             ids.add(batch)
     if not labels:
@@ -69,26 +69,44 @@ def evaluate(
 
 
 @torch.no_grad()
-def evaluate_batches(learner: Scores, batches: Iterable[Batch]) -> Evaluation | None:
-    """Score batches of which some samples have no label (NaN) and are left out; None if none of them has one."""
+def evaluate_batches(learner: Scores, batches: Iterable[Batch], tasks: Sequence[Task] = ()) -> Evaluation | None:
+    """Score batches of which some samples have no label (NaN) and are left out; None if none of them has one.
+
+    `tasks` are the further labels, of which samples may lack some, too.
+    """
     labels: list[Tensor] = []
-    logits: list[Tensor] = []
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
     with closing(learner.ahead(batches)) as ready:
         for batch in ready:
-            known = ~batch.labels.isnan()
-            labels.append(batch.labels[known].cpu())
-            logits.append(first_task(learner.score(batch))[known].float().cpu())
-    scored = [torch.cat(parts).numpy() if parts else np.zeros(0, np.float32) for parts in (labels, logits)]
-    return Evaluation(measure(*scored), scored[0], scored[1], {}) if len(scored[0]) else None
+            labels.append(batch.labels.cpu())
+            outputs.append(_columns(learner.score(batch)))
+            targets += [] if batch.targets is None else [batch.targets]
+    if not labels:
+        return None
+    whole, found = torch.cat(labels).numpy(), _joined(outputs)
+    known = ~np.isnan(whole)
+    if not known.any():
+        return None
+    more = _of_tasks(tasks, [_joined(targets)] if targets else [], found)
+    return Evaluation(measure(whole[known], found[known, 0]), whole[known], found[known, 0], more)
 
 
 def _measure(scored: Sequence[Array], loader: Loader, ids: SampleIds) -> tuple[Metrics, dict[str, Any]]:
     labels, outputs, sample_ids, *targets = scored
     logits = outputs[:, 0]
-    more = ids.measure(labels, logits, sample_ids)
-    if targets and outputs.shape[1] > 1:
-        more["tasks"] = measure_tasks(loader.dataset.schema.tasks, targets[0], outputs[:, 1:])
+    more = ids.measure(labels, logits, sample_ids) | _of_tasks(loader.dataset.schema.tasks, targets, outputs)
     return measure(labels, logits), more
+
+
+def _of_tasks(tasks: Sequence[Task], targets: Sequence[Array], outputs: Array) -> dict[str, Any]:
+    """The metrics of further tasks, where there are targets and the model learned them."""
+    return {"tasks": measure_tasks(tasks, targets[0], outputs[:, 1:])} if targets and outputs.shape[1] > 1 else {}
+
+
+def _columns(outputs: Tensor) -> Tensor:
+    """[B, T], of a model that returns [B] or [B, T]."""
+    return outputs if outputs.dim() > 1 else outputs.unsqueeze(1)
 
 
 def _joined(parts: Sequence[Tensor]) -> Array:

@@ -50,6 +50,7 @@ class Subject(NamedTuple):
     dataset_name: str
     dataset: Dataset
     card: dict[str, Any]
+    label_notes: tuple[str, ...] = ()  # in which way labels were not counted as they are in the log
 
 
 class RunOutcome(NamedTuple):
@@ -181,6 +182,7 @@ def _summary(
         "samples": progress.samples,
         "samples_per_s": progress.samples / progress.train_seconds if progress.train_seconds else None,
         "steady_samples_per_s": training.clock.steady_rate,
+        "label_notes": list(subject.label_notes),
         "leaks": schema.notes.get("leaks", {}),  # columns that tell the label -> AUC
         "bad_rows": schema.notes.get("bad_rows", 0),
         "calibration_curve": [list(one) for one in curve],

@@ -234,7 +234,7 @@ class TestCriteoInOnePass:
 
 
 class TestReels:
-    @pytest.mark.parametrize("kind", ["csv", "criteo", "libsvm", "parquet"])
+    @pytest.mark.parametrize("kind", ["csv", "criteo", "libsvm", "lists", "parquet"])
     @pytest.mark.parametrize("reel_bytes", [400, 1000, 1 << 30])
     def test_reels_are_the_file(self, tmp_path, monkeypatch, kind, reel_bytes):
         monkeypatch.setattr("hotbed.data.formats.blocks.REEL_BYTES", reel_bytes)
@@ -245,6 +245,7 @@ class TestReels:
             pq.write_table(table, path, row_group_size=37)
         else:
             lines = {"csv": ["label,n", *(f"{i % 2},{i}" for i in range(300)), "", "x"], "criteo": COMMON * 8}
+            lines["lists"] = [" ".join(str(i + k) for k in range(1 + i % 4)) for i in range(300)]
             write(path, *lines.get(kind, [f"{i % 2} {i}:1" for i in range(300)]))
         reader = open_format(kind)
         reels = list(reader.reels(path))
@@ -262,6 +263,33 @@ class TestReels:
         path = tmp_path / "f.gz"
         path.write_bytes(PACK["gz"]("\n".join(COMMON).encode()))
         assert len(list(open_format("criteo").reels(path))) == 1
+
+
+class TestLists:
+    def test_every_item_is_a_row_of_its_user(self, tmp_path):
+        path = tmp_path / "f"
+        path.write_bytes(b"\xef\xbb\xbf7 1 2\r\n\r\n 8\t3 \n9\n10 x\x00y\nabc  \xc3\xa9 1")
+        chunk = only_chunk("lists", path)
+        assert {name: strings(column) for name, column in chunk.columns.items()} == {
+            "label": ["1"] * 5,
+            "user": ["7", "7", "8", "abc", "abc"],
+            "item": ["1", "2", "3", "é", "1"],
+        }
+        assert chunk.lines.tolist() == [1, 1, 3, 6, 6]
+        assert chunk.show(2) == " 8\t3 "
+        assert [(row.line, row.reason) for row in chunk.bad] == [(5, "a NUL byte")]
+
+    def test_users_alone_have_no_rows(self, tmp_path):
+        for text in ("1", "1\x00"):
+            (chunk,) = open_format("lists").chunks(write(tmp_path / "f", text, "2"))
+            assert len(chunk.lines) == 0
+
+    @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=20))
+    def test_any_lists(self, tmp_path_factory, lists):
+        path = write(tmp_path_factory.mktemp("lists") / "f", *(" ".join(map(str, one)) for one in ([1], *lists)))
+        (chunk,) = open_format("lists").chunks(path)
+        pairs = zip(strings(chunk.columns["user"]), strings(chunk.columns["item"]))
+        assert [tuple(map(int, one)) for one in pairs] == [(one[0], item) for one in lists if one for item in one[1:]]
 
 
 class TestCsv:
@@ -405,6 +433,9 @@ class TestParquet:
         ("f.svm.gz", b"", "libsvm"),
         ("f", b"1 3:1 4:1\n", "libsvm"),
         ("f", b"-1 3:0.5 # x\n", "libsvm"),
+        ("f.txt", b"0 17 4 23\n1 5\n", "lists"),
+        ("f.txt", b"0 7 \n", "lists"),
+        ("f.txt", b"0 a\n", "csv"),
         ("f.txt", criteo_line().encode(), "criteo"),
         ("f.csv", criteo_line(0, dict.fromkeys(range(1, 14), "")).encode(), "criteo"),
         ("f.txt", b"\xef\xbb\xbf" + criteo_line().encode(), "criteo"),

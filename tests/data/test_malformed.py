@@ -429,7 +429,7 @@ def test_a_second_file_with_more_columns_in_another_order_is_fine(tmp_path):
 # Settings: nothing is read, or not for long.
 
 SETTINGS: dict[str, tuple[list[str], str]] = {
-    "unknown format": (["--format", "json"], "criteo, csv, parquet, libsvm"),
+    "unknown format": (["--format", "json"], "criteo, csv, parquet, libsvm, lists"),
     "unknown integers": (["--integers", "sqrt"], "log, bucket, both"),
     "unknown ids mode": (["--ids-mode", "direct"], "vocabulary, hash"),
     "hash without rows": (["--ids-mode", "hash"], "needs --hash-rows"),
@@ -748,7 +748,7 @@ def test_no_schema_at_all(tmp_path):
         RawReader(tmp_path, ["f.csv"])
 
 
-@given(st.binary(max_size=300), st.sampled_from(["criteo", "csv", "libsvm", "parquet"]))
+@given(st.binary(max_size=300), st.sampled_from(["criteo", "csv", "libsvm", "lists", "parquet"]))
 @settings(max_examples=60)
 def test_any_bytes_at_all(tmp_path_factory, data, kind):
     directory = tmp_path_factory.mktemp("any")

@@ -420,6 +420,16 @@ class TestReal:
         assert (len(schema.dense), len(schema.features)) == (6, 8)
         assert schema.notes["raw"]["negative"] == "<=50K"
 
+    def test_gowalla(self, real_data, tmp_path):
+        files = [(split, real_data / f"gowalla_{split}.txt.xz") for split in ("train", "test")]
+        schema = prepare(files, tmp_path / "out").schema
+        assert {name: (one.rows, one.positives) for name, one in schema.splits.items()} == {
+            "train": (810_128, 810_128),
+            "test": (217_242, 217_242),
+        }
+        assert {one.name: one.distinct for one in schema.features} == {"user": 29_858, "item": 40_981}
+        assert (schema.raw_format, schema.label, schema.dense) == ("lists", "label", ())
+
     def test_gowalla_is_no_click_log(self, real_data, tmp_path):
         with pytest.raises(FormatError, match="29,858 of 29,858 rows are bad"):
             prepare([real_data / "gowalla_test.txt.xz"], tmp_path / "out", format="libsvm")

@@ -1,6 +1,7 @@
 """The overlapped loop in the hands of a hostile user, on the CPU: whatever happens, rows are those of the plain loop."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import UserDict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ import torch
 import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+from hotbed.pipeline.batches import tensors_in, to_device
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.transfer_thread import TransferThread, WindowRows
 from hotbed.store import MemoryStore
@@ -89,13 +92,13 @@ def assert_same(tables, plain):
         group.residency.cache.check_integrity()
 
 
-def both(script):
+def both(script, **options):
     """Run script(tables, feed) with plain tables and a plain loop, and behind a cache ahead of time; all must be the same."""
     plain = make()
     expected = script(plain, lambda loader, tables: iter(loader))
     for ahead in WINDOWS:
         cached = make(**SMALL)
-        found = script(cached, lambda loader, tables, ahead=ahead: hotbed.prefetch(loader, tables, **ahead))
+        found = script(cached, lambda loader, tables, ahead=ahead: hotbed.prefetch(loader, tables, **ahead, **options))
         assert expected == found, ahead
         assert_same(cached, plain)
         counts = cached.counters()
@@ -578,6 +581,119 @@ def test_kinds_of_batches(kind):
 
     cached = both(script)
     assert cached.counters().batches == 2 * 14  # each was planned once, by each group: it was recognised
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """A batch of a user's own."""
+
+    labels: torch.Tensor
+    items: torch.Tensor
+    note: str = "as it is"
+
+
+class Encoding(UserDict):
+    """Like those of Hugging Face: a mapping with attributes that moves itself in place."""
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+    def to(self, device):
+        self.data = {name: part.to(device) for name, part in self.data.items()}
+        return self
+
+
+class Plain:
+    """An object that nothing is known of."""
+
+    def __init__(self, items):
+        self.items = items
+
+
+OWN_KINDS = {
+    "dataclass": (lambda ids: Visit(torch.ones(6), ids), lambda batch: batch.items),
+    "second of a tuple": (lambda ids: (torch.ones(6), ids), lambda batch: batch[1]),
+    "mapping": (lambda ids: {"labels": torch.ones(6), "input": ids}, lambda batch: batch["input"]),
+    "encoding": (lambda ids: Encoding(labels=torch.ones(6), input=ids), lambda batch: batch.input),
+    "object": (Plain, lambda batch: batch.items),
+    "nested": (lambda ids: {"x": [Visit(torch.ones(6), ids)]}, lambda batch: batch["x"][0].items),
+    "new mapping": (
+        lambda ids: (torch.ones(6), ids[:, 0], ids[:, 1], ids[:, 2]),
+        lambda batch: dict(zip("abc", batch[1:])),
+    ),
+    "new mapping of bags": (
+        lambda ids: (bag(ids, 0), ids[:, 1], ids[:, 2]),
+        lambda batch: {"a": Jagged(*batch[0]), "b": batch[1], "c": batch[2]},
+    ),
+    "bags": (lambda ids: (1, ids[:, 1:], bag(ids, 0)), lambda batch: (batch[1], {"a": batch[2]})),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_KINDS)
+def test_a_batch_of_any_kind_whose_ids_the_caller_finds(kind):
+    wrap, find = OWN_KINDS[kind]
+
+    def script(tables, feed):
+        loader, losses = [wrap(ids) for ids in matrices(14)], []
+        for n, batch in enumerate(feed(loader, tables)):
+            assert type(batch) is type(loader[n])
+            found = find(batch)
+            losses.append(step(tables, *(found if isinstance(found, tuple) else (found,))))
+        return losses
+
+    cached = both(script, ids=find)
+    assert cached.counters().batches == 2 * 14  # each was planned once, by each group: it was recognised
+
+
+def test_batches_of_any_kind_that_were_read_ahead_are_given_back():
+    stream, tables, losses = (Visit(torch.ones(6), ids) for ids in matrices(14)), make(**SMALL), []
+    for _ in range(2):
+        with contextlib.closing(hotbed.prefetch(stream, tables, ids=lambda batch: batch.items)) as batches:
+            losses += [step(tables, batch.items) for batch in itertools.islice(batches, 4)]
+    with contextlib.closing(hotbed.prefetch(stream, tables, ids=lambda batch: batch.items)) as batches:
+        losses += [step(tables, batch.items) for batch in batches]
+    expected, plain = plain_loop(matrices(14))
+    assert losses == expected
+    assert_same(tables, plain)
+
+
+@pytest.mark.parametrize(
+    ("find", "says"),
+    [
+        (lambda batch: batch["item"], "fails for a batch of type Visit: TypeError"),
+        (lambda batch: batch.absent, "AttributeError: 'Visit' object has no attribute 'absent'"),
+        (
+            lambda batch: batch.items.tolist(),
+            "returns list for a batch of type Visit; it must return what the tables are",
+        ),
+        (lambda batch: (batch.items, batch.labels), "returns Tensor and Tensor for bags"),
+        (lambda batch: batch.items[:, [0, 1, 2]], "makes new tensors from a batch of type Visit.*collate_fn"),
+    ],
+)
+def test_ids_that_are_not_found(find, says):
+    tables = make(**SMALL)
+    with pytest.raises(ShapeError, match=says):
+        next(hotbed.prefetch([Visit(torch.ones(6), ids) for ids in matrices(3)], tables, ids=find))
+
+
+def test_ids_must_be_a_function():
+    with pytest.raises(ConfigError, match="ids must be a function that finds the ids in a batch, not str"):
+        hotbed.prefetch([], make(**SMALL), ids="items")
+
+
+def test_objects_are_moved_and_the_loaders_stay():
+    ids, meta = torch.ones(6, 3, dtype=torch.int64), torch.device("meta")
+    for one in (Visit(torch.ones(6), ids), Encoding(labels=torch.ones(6), items=ids)):
+        moved = to_device(one, meta)
+        assert type(moved) is type(one)
+        assert {part.device.type for part in tensors_in(moved)} == {"meta"}
+        assert {part.device.type for part in tensors_in(one)} == {"cpu"}
+        assert to_device(one, torch.device("cpu")) is one
+    assert to_device(Visit(torch.ones(6), ids), meta).note == "as it is"
+    unknown = Plain(ids)
+    assert to_device(unknown, meta) is unknown
 
 
 @pytest.mark.parametrize(

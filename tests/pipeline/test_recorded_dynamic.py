@@ -14,7 +14,7 @@ from hotbed import Jagged, Table, optim
 from hotbed.errors import ShapeError
 from hotbed.ids import Admit, Expire
 from hotbed.ops.inputs import LENGTH, OFFSETS, SPAN
-from hotbed.pipeline.batches import ids_of
+from hotbed.pipeline.batches import IdFinder
 from hotbed.pipeline.encodings import NARROW, WIDE, KeyEncoding, MapEncoding
 from hotbed.pipeline.ids_ahead import IdReader, _offsets_rise
 from hotbed.tables.group.ahead import IdsAhead
@@ -201,8 +201,9 @@ def ahead(batches, tables):
 def test_ids_that_were_written_to_after_they_were_read():
     tables = hotbed.EmbeddingTables({"a": Table(None, 3)}, optim.SGD(lr=0.1), hbm="14KiB", memory="4MiB")
     ids = torch.arange(8).reshape(8, 1)
-    ahead = IdReader(tables).read(ids, ids)
-    assert ahead.is_of(ids_of(ids, ["a"]))
-    assert not ahead.is_of(ids_of(ids.clone(), ["a"]))
+    find = IdFinder(["a"])
+    ahead = IdReader(tables, find).read(ids, ids)
+    assert ahead.is_of(find(ids))
+    assert not ahead.is_of(find(ids.clone()))
     ids.add_(100)
-    assert not ahead.is_of(ids_of(ids, ["a"]))
+    assert not ahead.is_of(find(ids))

@@ -16,6 +16,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.hash import hash_string, short_text
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
+from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema, Task
 from hotbed.errors import ConfigError, FormatError
 from hotbed.report import write_report
@@ -204,3 +205,20 @@ def test_a_column_has_one_use(tmp_path):
         prepare(tmp_path / "log.csv", tmp_path / "data", label="click", task=["click"])
     with pytest.raises(ConfigError, match="--weight sure: no such column"):
         prepare(tmp_path / "log.csv", tmp_path / "data", label="click", weight="sure")
+
+
+def test_raw_rows_to_learn_from_have_all_labels_and_weights(tmp_path):
+    """As `train --follow` reads them."""
+    log = tmp_path / "log.csv"
+    log.write_text("click,user,like,sure\n1,a,0,0.5\n0,b,1,2\n1,c,,1\n")
+    options = {"label": "click", "task": ["like"], "weight": "sure", "ids": ["user"], "max_bad": 1}
+    prepare(log, tmp_path / "data", **options)
+    reader = RawReader(tmp_path / "data", [log], max_bad="1", needs_labels=True)
+    (batch,) = reader
+    assert reader.quarantine.bad_rows == 1
+    assert reader.columns == ["click", "like", "sure", "user"]
+    assert (batch.targets.tolist(), batch.weights.tolist()) == ([[0.0], [1.0]], [0.5, 2.0])
+    (scored,) = RawReader(tmp_path / "data", [log])
+    assert scored.weights is None
+    assert scored.targets[:2].tolist() == [[0.0], [1.0]]
+    assert math.isnan(scored.targets[2, 0])

@@ -4,6 +4,7 @@
     csv       a header, then one row a line; any one-character delimiter
     parquet   Parquet, or Arrow (Feather, IPC)
     libsvm    label index:value ...
+    lists     user item item ...
 
 Text files may be compressed (.gz, .bz2, .xz, .zst).
 """
@@ -32,10 +33,11 @@ from hotbed.data.formats.chunk import (
 from hotbed.data.formats.criteo import CriteoFormat
 from hotbed.data.formats.csv import CsvFormat
 from hotbed.data.formats.libsvm import LibsvmFormat
+from hotbed.data.formats.lists import ListsFormat
 from hotbed.data.formats.parquet import ParquetFormat
 from hotbed.errors import ConfigError
 
-FORMATS = ("criteo", "csv", "parquet", "libsvm")
+FORMATS = ("criteo", "csv", "parquet", "libsvm", "lists")
 
 __all__ = [
     "FORMATS",
@@ -77,6 +79,8 @@ def open_format(
         return ParquetFormat(wanted, time)
     if name == "libsvm":
         return LibsvmFormat()
+    if name == "lists":
+        return ListsFormat()
     raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")
 
 
@@ -96,4 +100,6 @@ def guess_format(path: Path) -> str:
         return "criteo"
     if re.fullmatch(rb"[-+.\deE]+([ \t]+[^:\s,]+:[^:\s,]+)+\s*(#.*)?", line):
         return "libsvm"
+    if re.fullmatch(rb"\d+( \d+)+ ?", line):
+        return "lists"
     return "csv"

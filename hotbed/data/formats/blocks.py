@@ -64,7 +64,7 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) 
                     return
                 raise FormatError(
                     f"{path}: line {line} is longer than {block_bytes:,} bytes, the limit. Is this a text file? "
-                    "Give its format with --format (criteo, csv, parquet, libsvm)."
+                    "Give its format with --format (criteo, csv, parquet, libsvm, lists)."
                 )
             rest = buffer[cut:filled].copy()
             yield TextBlock(buffer[:cut], line, raw.tell() - reel.begin)

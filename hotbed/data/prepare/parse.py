@@ -25,7 +25,7 @@ from hotbed.data.prepare.quarantine import SHOWN_BAD
 from hotbed.data.prepare.sort import SMALL_FILE
 from hotbed.data.prepare.splits import TRAIN, SplitRule, keep_share
 from hotbed.data.times import TimeColumn, show_time
-from hotbed.data.values import LabelReader
+from hotbed.data.values import LabelReader, Targets
 from hotbed.errors import FormatError
 from hotbed.host.atomic import flush_to_disk, place, rewriting
 from hotbed.host.memory import in_words
@@ -154,7 +154,7 @@ def _encoded(
         for chunk in task.reader.chunks(path, task.reel):
             if len(chunk.lines):
                 layout.check_columns(chunk)
-                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time, layout.targets)
+                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time, Targets(layout.targets))
                 if encoded.times is not None and len(encoded.times):
                     _check_order(encoded, latest, task)
                     latest = int(encoded.times[-1])

@@ -34,6 +34,17 @@ def serve_command(
     max_candidates: int = typer.Option(4096, min=1, help="Most candidates per request."),
     max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
     time_limit: float = typer.Option(5.0, min=0.001, help="Time limit of a request in seconds."),
+    token_file: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Bearer token that all requests but /healthz and /readyz need. Left out: that of HOTBED_TOKEN, if it is set.",
+    ),
+    tls_cert: Path | None = typer.Option(
+        None, metavar="FILE", help="Serve https with this certificate, and those of its issuers (PEM)."
+    ),
+    tls_key: Path | None = typer.Option(
+        None, metavar="FILE", help="Private key of the certificate (PEM, not encrypted)."
+    ),
 ) -> None:
     r"""Score over HTTP: POST /score, with a page at / that explains it.
 
@@ -46,6 +57,8 @@ def serve_command(
     hotbed serve runs/demo
 
     hotbed serve runs/demo --port 9000 --memory 1GB --max-candidates 1000
+
+    hotbed serve runs/demo --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
     try:
         import orjson  # noqa: F401
@@ -59,15 +72,17 @@ def serve_command(
 
     with waiting("loading the model"):
         from hotbed.host.memory import parse_bytes
+        from hotbed.serve.access import read_access
         from hotbed.serve.request import Limits
         from hotbed.serve.server import Address, ModelStorage, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
+    access = read_access(token_file, tls_cert, tls_key)
     from hotbed.files.settings import set_read_cache
     from hotbed.run.remote_folder import local_copy
 
     set_read_cache(read_cache)
     with report_compiling():
         storage = ModelStorage(memory or "100MB", scratch, threads, poll, mapped)
-        serve(local_copy(model), Address(host, port), storage, limits)
+        serve(local_copy(model), Address(host, port), storage, limits, access)

@@ -14,10 +14,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotbed.data.schema import Schema
 from hotbed.scorer import Scorer
+from hotbed.serve.access import Access, TokenGuard
 from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.openapi import document, example_of, features_of
 from hotbed.serve.pool import PendingRequest, ScoringPool
@@ -57,11 +58,18 @@ class Service:
     """One scorer behind HTTP."""
 
     def __init__(
-        self, scorer: Scorer, limits: Limits, watch: ModelWatch, metrics: ServerMetrics, pool: ScoringPool
+        self,
+        scorer: Scorer,
+        limits: Limits,
+        watch: ModelWatch,
+        metrics: ServerMetrics,
+        pool: ScoringPool,
+        access: Access,
     ) -> None:
         self._scorer, self._limits, self._watch, self._metrics, self._pool = scorer, limits, watch, metrics, pool
+        self.access = access
         self.closing = False
-        self.app = Starlette(
+        app = Starlette(
             routes=[
                 Route("/score", self._score_app, methods=["POST"]),
                 Route("/healthz", self._health),
@@ -73,17 +81,20 @@ class Service:
             ],
             exception_handlers={404: _http_error, 405: _http_error},
         )
+        self.app: ASGIApp = app if access.token is None else TokenGuard(app, access.token, metrics)
 
     def url_for(self, host: str, port: int) -> str:
         """The address for clients on this machine."""
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{self.access.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def curl(self, url: str) -> str:
         """A command line that scores two candidates with this model."""
         body = json.dumps(example_of(self._scorer.live.schema))
-        return f"curl -sg -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
+        return (
+            f"curl -sg{self.access.curl_options} -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
+        )
 
     @property
     def _score_app(self) -> Any:
@@ -111,7 +122,7 @@ class Service:
         return JSONResponse(found | ({"error": self._metrics.last_error} if way == "refused" else {}))
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(document(self._scorer.live.schema, self._limits))
+        return JSONResponse(document(self._scorer.live.schema, self._limits, self.access.token is not None))
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(

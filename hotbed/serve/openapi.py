@@ -11,6 +11,8 @@ from hotbed.data.encode import raw_column
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, clock_of
 from hotbed.serve.request import Limits
 
+OPEN = frozenset({"/healthz", "/readyz"})  # paths that never need the token
+
 _MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
 _ERROR = {
     "type": "object",
@@ -26,8 +28,18 @@ _ERROR = {
 }
 
 
-def document(schema: Schema, limits: Limits) -> dict[str, Any]:
+def document(schema: Schema, limits: Limits, with_token: bool = False) -> dict[str, Any]:
     """OpenAPI 3.1."""
+    found = _document(schema, limits)
+    if with_token:
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+        for path in OPEN & found["paths"].keys():
+            found["paths"][path]["get"]["security"] = []
+    return found
+
+
+def _document(schema: Schema, limits: Limits) -> dict[str, Any]:
     features = features_of(schema)
     return {
         "openapi": "3.1.0",

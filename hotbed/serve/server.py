@@ -50,8 +50,9 @@ class Address(NamedTuple):
 
 
 class ModelStorage(NamedTuple):
-    """How the model is stored and updated."""
+    """How the model is stored and updated, and its name in the paths of the Open Inference Protocol."""
 
+    name: str
     memory: str
     scratch: Path | None = None
     threads: int = 2  # that score
@@ -83,7 +84,7 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, access: Access, s
     if compiled.kernels:
         _log.info("%d kernels were compiled in %.1f s, once on this machine", compiled.kernels, compiled.seconds)
     _log.info("%r", scorer)
-    service = Service(scorer, limits, watch, metrics, pool, access)
+    service = Service(holding.name, scorer, pool, watch, access)
     gc.collect()
     gc.freeze()  # long-lived objects: scanning them again and again would delay requests
     with scorer, _quiet_signals():

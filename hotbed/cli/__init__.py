@@ -1,7 +1,7 @@
 """The `hotbed` command. Each subcommand lives in its own file and is imported only when it is called.
 
 The list of commands holds a name and one line for each, so `hotbed --help` and a mistyped command answer at once.
-A HotbedError ends as `error: message` on stderr and exit code 2; a traceback is a bug.
+A HotbedError ends as `error: message` on stderr and the exit code of its kind; a traceback is a bug.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 import hotbed
 from hotbed.cli.console import err, fail, is_verbose, speak
 from hotbed.cli.options import RENAMED, Quiet, Verbose
-from hotbed.errors import HotbedError
+from hotbed.errors import ExitCode, HotbedError, exit_code_of
 
 
 class Command(NamedTuple):
@@ -95,12 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = with_new_names(list(sys.argv[1:] if arguments is None else arguments))
     try:
         build_app([*given, *_words_to_complete()])(args=given, prog_name="hotbed", obj=given)
-    except HotbedError as error:
+    except KeyboardInterrupt:
+        sys.exit(fail("interrupted", ExitCode.INTERRUPTED))
+    except Exception as error:
+        code = exit_code_of(error)
+        if not isinstance(error, HotbedError) and code != ExitCode.DOES_NOT_FIT:
+            raise
         if is_verbose():
             traceback.print_exc()
-        sys.exit(fail(str(error)))
-    except KeyboardInterrupt:
-        sys.exit(fail("interrupted", code=130))
+        sys.exit(fail(str(error) or "out of memory", code))
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:

@@ -98,7 +98,7 @@ def print_progress(text: str) -> None:
     (_live[-1] if _live else err()).print(text, soft_wrap=True)
 
 
-def fail(message: str, code: int = 2) -> int:
+def fail(message: str, code: int) -> int:
     """Print `error: message` as plain text, unwrapped, and return the exit code."""
     console = err(always=True)
     console.print("error:", style="bold red", end=" ")

@@ -13,7 +13,7 @@ import typer
 from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
 from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, RayCluster, ReadCache, share, words
 from hotbed.cli.prepare_hints import hints
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, ExitCode, HotbedError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import PrepareProgress
@@ -238,10 +238,10 @@ def prepare_command(
                 say=print_progress,
             )
     except HotbedError as error:
-        raise typer.Exit(fail(f"{error}{_kept(out_dir)}")) from None
+        raise typer.Exit(fail(f"{error}{_kept(out_dir)}", exit_code_of(error))) from None
     except KeyboardInterrupt:
         stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir)}"
-        raise typer.Exit(fail(stopped, code=130)) from None
+        raise typer.Exit(fail(stopped, ExitCode.INTERRUPTED)) from None
     if as_json:
         print_json(_figures(report))
     else:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.errors import HotbedError, RankError
+from hotbed.errors import HotbedError, RankError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.host.threads import CoreShare
@@ -165,7 +165,7 @@ class TorchrunRanks:
             silent = first.rank != self.rank and first.text == text
         except RuntimeError:  # the process that hosts the store is gone
             silent = False
-        leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
+        leave("" if silent else f"rank {self.rank}: {text}", exit_code_of(error))
 
 
 def _lasting_store(wait: timedelta) -> Any:

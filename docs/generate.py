@@ -54,7 +54,8 @@ def commands_page() -> str:
     lines = ["# Commands", "", NOTE, "", "<!-- figure: ways to write sizes -->", ""]
     lines += [
         "One grammar: an option of one name means the same in every command. `-h` shows help, `-q` prints only the result, "
-        "`-v` says more, `--json` prints the result [as JSON](json.md), `--dry-run` checks everything and writes nothing. "
+        "`-v` says more, `--json` prints the result [as JSON](json.md), `--dry-run` checks everything and writes nothing, "
+        "`--log-json` writes progress, messages and errors as [JSON lines](watching.md#logs-as-json). "
         "Shares are written 0.015 or 1.5%, sizes 500MB or 2GiB. `hotbed --install-completion` sets up your shell.",
         "",
     ]

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
+from hotbed.cli.console import (
+    compiled_text,
+    err,
+    fail,
+    is_log_json,
+    live,
+    out,
+    print_json,
+    print_progress,
+    report_compiling,
+)
 from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, RayCluster, ReadCache, share, words
 from hotbed.cli.prepare_hints import hints
 from hotbed.errors import ConfigError, ExitCode, HotbedError, exit_code_of
@@ -307,6 +317,12 @@ def _multi(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
+    if is_log_json():
+        from hotbed.cli.log_json import ProgressLines
+
+        lines = ProgressLines()
+        yield lambda progress: lines.report(*progress[:3], rows=progress.rows)
+        return
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

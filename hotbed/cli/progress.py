@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hotbed.cli.console import in_digits, is_verbose, live
+from hotbed.cli.console import in_digits, is_log_json, is_verbose, live
 
 if TYPE_CHECKING:
     from hotbed.telemetry.clock import StepClock
@@ -141,8 +141,12 @@ class Warnings:
         """Nothing is open."""
 
 
-def progress_display(console: Console) -> LiveBar | PlainLines:
-    """A bar on a terminal, lines in a file."""
+def progress_display(console: Console) -> Observer:
+    """A bar on a terminal, lines in a file, or JSON."""
+    if is_log_json():
+        from hotbed.cli.log_json import JsonLines
+
+        return JsonLines()
     if console.is_terminal:
         return LiveBar(console)
     return PlainLines(console, every_seconds=0.0) if is_verbose() else PlainLines(console)

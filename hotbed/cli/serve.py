@@ -79,7 +79,8 @@ def serve_command(
         from hotbed.serve.request import Limits
         from hotbed.serve.server import Address, ModelStorage, serve
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # --log-json has its own already
+    logging.getLogger().setLevel(logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
     name = model_name or model.name or model.resolve().name
     if "/" in name:

@@ -163,11 +163,17 @@ class WatchOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise a ConfigError if options contradict each other."""
+        from importlib.util import find_spec
+
         from hotbed.errors import ConfigError
+        from hotbed.host.extras import how_to_install
         from hotbed.telemetry.spans import parse_steps
         from hotbed.telemetry.trackers import check_trackers
 
         check_trackers(self.trackers)
+        if self.metrics_port is not None and find_spec("prometheus_client") is None:
+            needed = how_to_install("prometheus")
+            raise ConfigError(f"--metrics-port needs prometheus_client, which is not installed: {needed}")
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps chooses the steps of --trace FILE; give both")
         parse_steps(self.trace_steps)

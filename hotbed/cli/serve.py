@@ -65,6 +65,7 @@ def serve_command(
     """
     try:
         import orjson  # noqa: F401
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

@@ -26,7 +26,6 @@ from hotbed.serve.openapi import document, example_of, features_of
 from hotbed.serve.pool import PendingRequest, ScoringPool
 from hotbed.serve.request import Answer, Limits, RequestError, RequestForm, ScoreForm
 from hotbed.serve.watch import ModelWatch
-from hotbed.telemetry.prometheus import CONTENT
 
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -141,7 +140,8 @@ class Service:
         return self._name
 
     async def _show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(self._scorer), media_type=CONTENT)
+        body, kind = self._metrics.text(self._scorer, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
 
     async def _reload(self, request: Request) -> Response:
         if not is_loopback(request.client.host if request.client else ""):

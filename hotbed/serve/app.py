@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import hotbed
 from hotbed.data.schema import Schema
 from hotbed.scorer import Scorer
+from hotbed.scorer.tensors import OUTPUT, inputs_of
 from hotbed.serve.access import Access, TokenGuard
-from hotbed.serve.infer import OUTPUT, PLATFORM, InferRequest, check_version, tensors_of
+from hotbed.serve.infer import PLATFORM, InferRequest, check_version
 from hotbed.serve.openapi import document, example_of, features_of
 from hotbed.serve.pool import PendingRequest, ScoringPool
 from hotbed.serve.request import Answer, Limits, RequestError, RequestForm, ScoreForm
@@ -128,8 +129,9 @@ class Service:
     async def _model_metadata(self, request: Request) -> Response:
         name, version = self._checked_name(request.scope), self._scorer.version
         check_version(request.path_params.get("version"), version)
-        tensors = {"inputs": tensors_of(self._scorer.live.schema), "outputs": [{**OUTPUT, "shape": [-1]}]}
-        return JSONResponse({"name": name, "versions": [version], "platform": PLATFORM, **tensors})
+        inputs = [one._asdict() for one in inputs_of(self._scorer.live.schema)]
+        about = {"name": name, "versions": [version], "platform": PLATFORM}
+        return JSONResponse({**about, "inputs": inputs, "outputs": [OUTPUT._asdict()]})
 
     def _infer_form(self, scope: Scope) -> RequestForm:
         return InferRequest(self._checked_name(scope), scope["path_params"].get("version"))

@@ -19,11 +19,11 @@ import orjson
 from numpy.typing import NDArray
 
 from hotbed.data.encode import raw_column
-from hotbed.data.schema import IdFeature, Schema, clock_of
+from hotbed.data.schema import Schema
 from hotbed.scorer.columns import ColumnEncoder
+from hotbed.scorer.tensors import OUTPUT, inputs_of, is_bag
 from hotbed.serve.request import Limits, RequestError, ScoreRequest, check_names, kind_of, read_object, size_of
 
-OUTPUT = {"name": "scores", "datatype": "FP64"}
 PLATFORM = "hotbed"
 _TYPES: dict[str, set[type]] = {
     "BYTES": {str},
@@ -59,7 +59,7 @@ class InferRequest:
         answer: dict[str, Any] = {"model_name": self._name, "model_version": version}
         if self._id is not None:
             answer["id"] = self._id
-        answer["outputs"] = [{**OUTPUT, "shape": [len(scores)], "data": scores}]
+        answer["outputs"] = [{**OUTPUT._asdict(), "shape": [len(scores)], "data": scores}]
         return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -68,42 +68,21 @@ def check_version(asked: str | None, current: str) -> None:
         raise RequestError(404, f"there is no version {asked[:60]!r} here; the current one is {current!r}")
 
 
-def tensors_of(schema: Schema) -> list[dict[str, Any]]:
-    """The inputs of a model: name, datatype and shape, -1 where it is not fixed."""
-    found = {one.name: ("FP64", [-1]) for one in schema.dense}
-    for feature in schema.features:
-        found.setdefault(raw_column(feature), (_datatype(feature), [-1, -1] if _is_bag(feature) else [-1]))
-    return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in found.items()]
-
-
 def infer_example(schema: Schema, tree: dict[str, Any]) -> dict[str, Any]:
     """A request of POST /score, without missing values, as one of the protocol."""
     columns = {name: [value] for name, value in tree["context"].items()} | tree["candidates"]
     inputs = []
-    for one in tensors_of(schema):
-        data = columns[one["name"]]
-        if one["datatype"] == "BYTES":
+    for one in inputs_of(schema):
+        data = columns[one.name]
+        if one.datatype == "BYTES":
             data = [list(map(str, value)) if isinstance(value, list) else str(value) for value in data]
-        inputs.append({**one, "shape": list(np.shape(data)), "data": data})
+        inputs.append({**one._asdict(), "shape": list(np.shape(data)), "data": data})
     return {"id": "1", "inputs": inputs}
-
-
-def _datatype(feature: IdFeature) -> str:
-    if feature.source == "bucket":
-        return "FP64"
-    if clock := clock_of(feature.source):
-        return "BYTES" if clock.unit == "s" or clock.unit.startswith("%") else "INT64"
-    return "INT64" if feature.source == "integer" and not feature.separator else "BYTES"
-
-
-def _is_bag(feature: IdFeature) -> bool:
-    """Whether its values are lists, not strings that are split."""
-    return feature.multi and not feature.separator
 
 
 def _check_outputs(tree: dict[str, Any]) -> None:
     """A RequestError for outputs that there are not, and for binary ones."""
-    outputs, name = tree.get("outputs"), OUTPUT["name"]
+    outputs, name = tree.get("outputs"), OUTPUT.name
     if outputs is not None and not isinstance(outputs, list):
         raise RequestError(422, f"outputs must be a list of objects, not {kind_of(outputs)}", where="outputs")
     for number, one in enumerate(outputs or []):
@@ -124,7 +103,7 @@ def _columns(inputs: Any, schema: Schema, limits: Limits) -> dict[str, list[Any]
     """Values by name."""
     if not isinstance(inputs, list) or not inputs:
         raise RequestError(422, f"inputs must be a list of tensors, not {kind_of(inputs)}", where="inputs")
-    bags = {raw_column(one) for one in schema.features if _is_bag(one)}
+    bags = {raw_column(one) for one in schema.features if is_bag(one)}
     found: dict[str, list[Any]] = {}
     for number, one in enumerate(inputs):
         name = one.get("name") if isinstance(one, dict) else None

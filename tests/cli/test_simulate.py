@@ -158,7 +158,7 @@ def test_lists_and_padding_of_a_parquet_file(hotbed, tmp_path):
 def test_files_that_hold_no_ids(hotbed, tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
     result = hotbed("simulate", tmp_path / name)
-    assert result.code == 1
+    assert result.code in (1, 2)
     assert said in result.err
 
 

@@ -29,6 +29,14 @@ GROUPS = {
     "Understand": "what a run does and needs",
     "Operate": "runs that train, and models in use",
 }
+EXIT_CODES = {
+    0: "success; also of `serve` that was stopped by a signal",
+    1: "failure: data, runs or stores that cannot be read or written, a check that finds a difference, or a bug",
+    2: "usage: a wrong option or setting",
+    3: "it does not fit: in memory, on the disk, in a cache, or under a cap",
+    130: "Ctrl-C (SIGINT); `train` saves first",
+    143: "SIGTERM; `train` saves first",
+}
 
 
 def pages() -> dict[Path, str]:
@@ -46,8 +54,15 @@ def commands_page() -> str:
     lines = ["# Commands", "", NOTE, "", "<!-- figure: ways to write sizes -->", ""]
     lines += [
         "One grammar: an option of one name means the same in every command. `-h` shows help, `-q` prints only the result, "
-        "`-v` says more, `--json` prints the result [as JSON](json.md), `--dry-run` checks everything and writes nothing. "
+        "`-v` says more, `--json` prints the result [as JSON](json.md), `--dry-run` checks everything and writes nothing, "
+        "`--log-json` writes progress, messages and errors as [JSON lines](watching.md#logs-as-json). "
         "Shares are written 0.015 or 1.5%, sizes 500MB or 2GiB. `hotbed --install-completion` sets up your shell.",
+        "",
+    ]
+    lines += [
+        "| exit code | meaning |",
+        "|---|---|",
+        *(f"| {code} | {text} |" for code, text in EXIT_CODES.items()),
         "",
     ]
     for group, about in GROUPS.items():

@@ -15,16 +15,37 @@
     └── RankError        another rank stopped, or asks for something else than this one
 
 A message says what happened, what was given, the limit, and the way out. The command line prints the message alone;
-a traceback means a bug in hotbed.
+a traceback means a bug in hotbed. Its exit codes: docs/commands.md.
 """
+
+import errno
+from enum import IntEnum
+from typing import TypeVar
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+E = TypeVar("E", bound="HotbedError")
+
+
+class ExitCode(IntEnum):
+    """How a command ends when it does not succeed."""
+
+    FAILURE = 1
+    USAGE = 2  # a wrong option or setting
+    DOES_NOT_FIT = 3  # in memory, on a disk, or under a cap
+    INTERRUPTED = 130  # SIGINT
+    TERMINATED = 143  # SIGTERM
 
 
 class HotbedError(Exception):
     """Base class of all errors that a user can cause and correct."""
 
+    exit_code = ExitCode.FAILURE
+
 
 class ConfigError(HotbedError):
     """One or more settings are wrong; the message lists all of them."""
+
+    exit_code = ExitCode.USAGE
 
 
 class DataError(HotbedError):
@@ -41,6 +62,8 @@ class SchemaError(DataError):
 
 class BudgetError(HotbedError):
     """A batch needs more rows at once than the cache has slots; `num_slots` would be enough."""
+
+    exit_code = ExitCode.DOES_NOT_FIT
 
     def __init__(self, message: str, num_slots: int = 0) -> None:
         super().__init__(message)
@@ -73,3 +96,25 @@ class StoreError(HotbedError):
 
 class RankError(HotbedError):
     """Another rank stopped, or asks for something else than this one."""
+
+
+def without_room(kind: type[E], message: str) -> E:
+    """An error of this kind about something that does not fit in memory, on a disk or under a cap."""
+    error = kind(message)
+    error.exit_code = ExitCode.DOES_NOT_FIT
+    return error
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code for an error, or for the cause that it names."""
+    found: BaseException | None = error
+    while found is not None:
+        is_full = isinstance(found, OSError) and found.errno in DISK_FULL
+        if is_full or isinstance(found, MemoryError) or type(found).__name__ == "OutOfMemoryError":  # torch's
+            return ExitCode.DOES_NOT_FIT
+        if isinstance(found, KeyboardInterrupt):
+            return ExitCode.INTERRUPTED
+        if isinstance(found, HotbedError) and found.exit_code != ExitCode.FAILURE:
+            return found.exit_code
+        found = found.__cause__
+    return ExitCode.FAILURE

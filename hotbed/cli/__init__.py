@@ -1,7 +1,7 @@
 """The `hotbed` command. Each subcommand lives in its own file and is imported only when it is called.
 
 The list of commands holds a name and one line for each, so `hotbed --help` and a mistyped command answer at once.
-A HotbedError ends as `error: message` on stderr and exit code 2; a traceback is a bug.
+A HotbedError ends as `error: message` on stderr and the exit code of its kind; a traceback is a bug.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import typer
 
 import hotbed
-from hotbed.cli.console import err, fail, is_verbose, speak
-from hotbed.cli.options import RENAMED, Quiet, Verbose
-from hotbed.errors import HotbedError
+from hotbed.cli.console import err, fail, is_log_json, is_verbose, speak
+from hotbed.cli.options import RENAMED, LogJson, Quiet, Verbose
+from hotbed.errors import ExitCode, HotbedError, exit_code_of
 
 
 class Command(NamedTuple):
@@ -81,6 +81,7 @@ COMMANDS = {
     ),
 }
 _NEED_ARGUMENTS = ("evaluate", "predict", "prepare", "export", "explain", "report", "serve")
+_USAGE = typer.BadParameter.__mro__[1]  # UsageError, of click or of the copy that typer brings
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -91,16 +92,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal gets `?`
-    speak()
-    given = with_new_names(list(sys.argv[1:] if arguments is None else arguments))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    speak(log_json="--log-json" in given)
+    given = with_new_names(given)
     try:
-        build_app([*given, *_words_to_complete()])(args=given, prog_name="hotbed", obj=given)
-    except HotbedError as error:
-        if is_verbose():
-            traceback.print_exc()
-        sys.exit(fail(str(error)))
+        app = build_app([*given, *_words_to_complete()])
+        ended = app(args=given, prog_name="hotbed", obj=given, standalone_mode=not is_log_json())
+        sys.exit(ended)
     except KeyboardInterrupt:
-        sys.exit(fail("interrupted", code=130))
+        sys.exit(fail("interrupted", ExitCode.INTERRUPTED))
+    except Exception as error:
+        code = exit_code_of(error)
+        if isinstance(error, _USAGE):  # without --log-json typer prints it
+            sys.exit(fail(error.format_message(), ExitCode.USAGE))  # type: ignore[attr-defined]
+        is_bug = not isinstance(error, HotbedError) and code != ExitCode.DOES_NOT_FIT
+        if is_bug and not is_log_json():
+            raise
+        if is_verbose() and not is_log_json():
+            traceback.print_exc()
+        message = f"{type(error).__name__}: {error}" if is_bug else str(error) or "out of memory"
+        sys.exit(fail(message, code, traceback.format_exc() if is_bug or is_verbose() else None))
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -132,19 +143,19 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def with_voice(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--quiet` and `--verbose`, which every command has."""
+    """The command with `--quiet`, `--verbose` and `--log-json`, which every command has."""
     if "quiet" in inspect.signature(command).parameters:
         return command
 
     @functools.wraps(command)
-    def speaking(*, quiet: bool = False, verbose: bool = False, **options: Any) -> None:
-        speak(quiet, verbose)
+    def speaking(*, quiet: bool = False, verbose: bool = False, log_json: bool = False, **options: Any) -> None:
+        speak(quiet, verbose, log_json)
         command(**options)
 
     own = inspect.signature(command, eval_str=True)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose), ("log_json", LogJson))
     ]
     speaking.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])  # type: ignore[attr-defined]
     speaking.__annotations__ = {one.name: one.annotation for one in (*own.parameters.values(), *more)}

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from hotbed.cli.console import out, print_json, progress_bar
 from hotbed.cli.options import AsJson, Checkpoints, DryRun
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from hotbed.checkpoint.diff import Diff
@@ -112,7 +112,7 @@ def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"intact": good, "problems": wrong})
         if wrong:
-            raise typer.Exit(2)
+            raise typer.Exit(ExitCode.FAILURE)
         return
     if not wrong:
         out().print(

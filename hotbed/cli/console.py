@@ -33,12 +33,16 @@ RESULTS = (
     ("calibration", "calibration"),
 )
 _live: list[Console] = []  # consoles with a bar or spinner on the screen
-_voice: list[bool] = [False, False]  # quiet, verbose
+_voice: list[bool] = [False, False, False]  # quiet, verbose, log as JSON
 
 
-def speak(quiet: bool = False, verbose: bool = False) -> None:
-    """How much commands print from here on, by `--quiet` and `--verbose`."""
-    _voice[:] = quiet, verbose and not quiet
+def speak(quiet: bool = False, verbose: bool = False, log_json: bool = False) -> None:
+    """How much commands print from here on, and how, by `--quiet`, `--verbose` and `--log-json`."""
+    if log_json or is_log_json():
+        from hotbed.cli.log_json import handle_logging
+
+        handle_logging(log_json)
+    _voice[:] = quiet, verbose and not quiet, log_json
 
 
 def is_quiet() -> bool:
@@ -51,6 +55,11 @@ def is_verbose() -> bool:
     return _voice[1]
 
 
+def is_log_json() -> bool:
+    """Whether lines on stderr are JSON."""
+    return _voice[2]
+
+
 def out() -> Console:
     """The console for results; created on each call, so that it follows a redirected stdout."""
     return Console(highlight=False, markup=False, emoji=False)
@@ -58,21 +67,25 @@ def out() -> Console:
 
 def err(always: bool = False) -> Console:
     """The console for progress and notes, which --quiet silences, and for errors (`always`)."""
-    stream = cast(IO[str], _ResilientStream(sys.stderr))
+    stream = cast(IO[str], ResilientStream(sys.stderr))
+    if is_log_json():
+        from hotbed.cli.log_json import JsonConsole
+
+        return JsonConsole(file=stream, force_terminal=False, quiet=is_quiet() and not always)
     return Console(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet() and not always)
 
 
 def print_json(figures: Any) -> None:
     """The result of a command as JSON; numbers that JSON does not have become null."""
-    typer.echo(json.dumps(_finite(figures), indent=1, default=str))
+    typer.echo(json.dumps(finite(figures), indent=1, default=str))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): finite(one) for name, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager
@@ -98,15 +111,20 @@ def print_progress(text: str) -> None:
     (_live[-1] if _live else err()).print(text, soft_wrap=True)
 
 
-def fail(message: str, code: int = 2) -> int:
-    """Print `error: message` as plain text, unwrapped, and return the exit code."""
+def fail(message: str, code: int, traceback: str | None = None) -> int:
+    """Print `error: message` as plain text, unwrapped, and return the exit code; a traceback is for --log-json."""
+    if is_log_json():
+        from hotbed.cli.log_json import log_event
+
+        log_event("error", "error", message=message, exit_code=int(code), traceback=traceback)
+        return code
     console = err(always=True)
     console.print("error:", style="bold red", end=" ")
     console.print(message, soft_wrap=True)
     return code
 
 
-class _ResilientStream:
+class ResilientStream:
     """A stream whose errors are ignored: a closed pipe or a full disk must not end the run."""
 
     def __init__(self, stream: IO[str] | None) -> None:
@@ -133,6 +151,12 @@ class _ResilientStream:
 @contextmanager
 def progress_bar(title: str, unit: str) -> Iterator[Callable[[str, int, int | None], None]]:
     """A progress bar that appears with its first report: (name, done, total)."""
+    if is_log_json():
+        from hotbed.cli.log_json import ProgressLines
+
+        lines = ProgressLines()
+        yield lambda name, done, total: lines.report(name or title, done, total, unit=unit)
+        return
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     counter = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()

@@ -18,6 +18,9 @@ def export_command(
     ),
     rows: str = typer.Option("safetensors", "--row-format", help="Format of the rows: safetensors, parquet or none."),
     precision: str = typer.Option("fp32", help="Precision of the rows: fp32, fp16, or int8 with a scale for each row."),
+    triton: bool = typer.Option(
+        False, "--triton", help="Add config.pbtxt and 1/model.py, with which Triton Inference Server serves the folder."
+    ),
     data: Data = None,
     memory: Memory = None,
     overwrite: Overwrite = False,
@@ -38,13 +41,15 @@ def export_command(
     hotbed export runs/demo --row-format parquet --precision fp16 --out demo-export
 
     hotbed export runs/demo/checkpoints/000000002000
+
+    hotbed export runs/mine --triton --out models/clicks
     """
     from hotbed.export.write import ExportOptions, check_export, default_folder, export
     from hotbed.files import path_of
 
     target = folder if folder is not None else default_folder(path_of(run))
     kinds: dict[str, Any] = {"rows": rows, "precision": precision}
-    options = ExportOptions(onnx=onnx, data=data, memory=memory, overwrite=overwrite, **kinds)
+    options = ExportOptions(onnx=onnx, data=data, memory=memory, overwrite=overwrite, triton=triton, **kinds)
     if dry_run:
         check_export(run, target, options)
         if as_json:

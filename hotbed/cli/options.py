@@ -139,6 +139,9 @@ Curve = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON; its schema: docs/json.md.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="Progress, messages and errors on stderr as one JSON object per line.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: all progress, and where an error came from.")]
 
 # Names of version 0.1, by command; they still work.

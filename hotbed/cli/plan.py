@@ -78,7 +78,7 @@ def plan_command(
 
     Hit rates come from simulating the cache on the run's own batches, bytes from its
     budgets, samples/s from a few seconds of measuring this machine, which are kept
-    for the next time. Exit code 2: something does not fit; the output says why.
+    for the next time. Exit code 3: something does not fit; the output says why.
 
     [bold]For example:[/bold]
 
@@ -90,7 +90,7 @@ def plan_command(
 
     hotbed plan mydata --batch-size 64 --cache 90% --what-if cache=50%,100% --html plan.html
     """
-    from hotbed.errors import ConfigError
+    from hotbed.errors import ConfigError, ExitCode
 
     if calibrate not in _CALIBRATE:
         raise ConfigError(f"--calibrate is one of {', '.join(_CALIBRATE)}, not {calibrate!r}")
@@ -134,7 +134,7 @@ def plan_command(
     if forecast.problems:
         for problem in forecast.problems:
             err().print(f"does not fit, because {problem}", soft_wrap=True)
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.DOES_NOT_FIT)
 
 
 def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
+from hotbed.cli.console import (
+    compiled_text,
+    err,
+    fail,
+    is_log_json,
+    live,
+    out,
+    print_json,
+    print_progress,
+    report_compiling,
+)
 from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, RayCluster, ReadCache, share, words
 from hotbed.cli.prepare_hints import hints
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, ExitCode, HotbedError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import PrepareProgress
@@ -241,10 +251,10 @@ def prepare_command(
                 say=print_progress,
             )
     except HotbedError as error:
-        raise typer.Exit(fail(f"{error}{_kept(out_dir)}")) from None
+        raise typer.Exit(fail(f"{error}{_kept(out_dir)}", exit_code_of(error))) from None
     except KeyboardInterrupt:
         stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir)}"
-        raise typer.Exit(fail(stopped, code=130)) from None
+        raise typer.Exit(fail(stopped, ExitCode.INTERRUPTED)) from None
     if as_json:
         print_json(_figures(report))
     else:
@@ -310,6 +320,12 @@ def _multi(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
+    if is_log_json():
+        from hotbed.cli.log_json import ProgressLines
+
+        lines = ProgressLines()
+        yield lambda progress: lines.report(*progress[:3], rows=progress.rows)
+        return
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hotbed.cli.console import in_digits, is_verbose, live
+from hotbed.cli.console import in_digits, is_log_json, is_verbose, live
 
 if TYPE_CHECKING:
     from hotbed.telemetry.clock import StepClock
@@ -141,8 +141,12 @@ class Warnings:
         """Nothing is open."""
 
 
-def progress_display(console: Console) -> LiveBar | PlainLines:
-    """A bar on a terminal, lines in a file."""
+def progress_display(console: Console) -> Observer:
+    """A bar on a terminal, lines in a file, or JSON."""
+    if is_log_json():
+        from hotbed.cli.log_json import JsonLines
+
+        return JsonLines()
     if console.is_terminal:
         return LiveBar(console)
     return PlainLines(console, every_seconds=0.0) if is_verbose() else PlainLines(console)
@@ -159,11 +163,17 @@ class WatchOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise a ConfigError if options contradict each other."""
+        from importlib.util import find_spec
+
         from hotbed.errors import ConfigError
+        from hotbed.host.extras import how_to_install
         from hotbed.telemetry.spans import parse_steps
         from hotbed.telemetry.trackers import check_trackers
 
         check_trackers(self.trackers)
+        if self.metrics_port is not None and find_spec("prometheus_client") is None:
+            needed = how_to_install("prometheus")
+            raise ConfigError(f"--metrics-port needs prometheus_client, which is not installed: {needed}")
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps chooses the steps of --trace FILE; give both")
         parse_steps(self.trace_steps)

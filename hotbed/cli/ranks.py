@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.errors import HotbedError, RankError
+from hotbed.cli.console import fail
+from hotbed.errors import HotbedError, RankError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.host.threads import CoreShare
@@ -165,7 +166,10 @@ class TorchrunRanks:
             silent = first.rank != self.rank and first.text == text
         except RuntimeError:  # the process that hosts the store is gone
             silent = False
-        leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
+        code = exit_code_of(error)
+        if not silent:
+            fail(f"rank {self.rank}: {text}", code)
+        leave("", code)
 
 
 def _lasting_store(wait: timedelta) -> Any:

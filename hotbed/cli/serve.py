@@ -34,8 +34,22 @@ def serve_command(
     max_candidates: int = typer.Option(4096, min=1, help="Most candidates per request."),
     max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
     time_limit: float = typer.Option(5.0, min=0.001, help="Time limit of a request in seconds."),
+    model_name: str | None = typer.Option(
+        None, metavar="NAME", help="Name of the model in /v2/models/NAME. Left out: the name of the folder MODEL."
+    ),
+    token_file: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Bearer token that all requests but those for health need. Left out: that of HOTBED_TOKEN, if it is set.",
+    ),
+    tls_cert: Path | None = typer.Option(
+        None, metavar="FILE", help="Serve https with this certificate, and those of its issuers (PEM)."
+    ),
+    tls_key: Path | None = typer.Option(
+        None, metavar="FILE", help="Private key of the certificate (PEM, not encrypted)."
+    ),
 ) -> None:
-    r"""Score over HTTP: POST /score, with a page at / that explains it.
+    r"""Score over HTTP: POST /score, with a page at / that explains it; also the Open Inference Protocol (/v2).
 
     Rows stay in their files, so tables may be larger than memory; --memory, left out 100MB, is for cached rows and their
     index. New checkpoints of the run are loaded while requests
@@ -46,9 +60,12 @@ def serve_command(
     hotbed serve runs/demo
 
     hotbed serve runs/demo --port 9000 --memory 1GB --max-candidates 1000
+
+    hotbed serve runs/demo --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
     try:
         import orjson  # noqa: F401
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -59,15 +76,21 @@ def serve_command(
 
     with waiting("loading the model"):
         from hotbed.host.memory import parse_bytes
+        from hotbed.serve.access import read_access
         from hotbed.serve.request import Limits
         from hotbed.serve.server import Address, ModelStorage, serve
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # --log-json has its own already
+    logging.getLogger().setLevel(logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
+    name = model_name or model.name or model.resolve().name
+    if "/" in name:
+        raise ConfigError(f"--model-name {name} is part of a path, /v2/models/NAME; it must not have a slash")
+    access = read_access(token_file, tls_cert, tls_key)
     from hotbed.files.settings import set_read_cache
     from hotbed.run.remote_folder import local_copy
 
     set_read_cache(read_cache)
     with report_compiling():
-        storage = ModelStorage(memory or "100MB", scratch, threads, poll, mapped)
-        serve(local_copy(model), Address(host, port), storage, limits)
+        storage = ModelStorage(name, memory or "100MB", scratch, threads, poll, mapped)
+        serve(local_copy(model), Address(host, port), storage, limits, access)

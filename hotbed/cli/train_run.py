@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, out, print_json, waiting
+from hotbed.cli.console import compiled_text, err, is_log_json, is_quiet, out, print_json, waiting
 from hotbed.cli.messages import (
     compare_forecast,
     describe_start,
@@ -179,6 +179,7 @@ def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
 
     if not world.is_first:
         return [Warnings(err(always=True), f"rank {world.rank}: ")]
+    quiet = quiet and (is_quiet() or not is_log_json())  # --json silences lines for people only
     observers: list[Observer] = [] if quiet else [progress_display(err())]
     tensorboard = open_writer(folder)
     return [*observers, tensorboard] if tensorboard is not None else observers

@@ -11,6 +11,7 @@ import typer
 from hotbed.cli.console import err, out, print_json, report_compiling, waiting
 from hotbed.cli.options import AsJson, Data, Device, DryRun, ModelName, Out, RunFile, Seed, Sets
 from hotbed.cli.settings import open_dataset, read_config, suited_config, with_source
+from hotbed.errors import ExitCode
 from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def tune_command(
     _show(found, asked.folder, as_json)
     if not finished:
         err().print(f"interrupted after {len(found)} of {trials} trials. The same command continues.", soft_wrap=True)
-        raise typer.Exit(130)
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _tune(asked: TuneRequest, trials: int) -> bool:

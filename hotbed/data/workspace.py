@@ -6,7 +6,6 @@ same. A lock prevents two jobs at once.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -14,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import DISK_FULL, ConfigError, DataError
 from hotbed.files import RemotePath
 from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
 from hotbed.host.memory import in_words
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SUFFIXES = (".arrow", ".parquet")  # of files of rows and counts
 
 
@@ -147,7 +145,7 @@ def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str
     """The error for a directory that cannot be written; for a full disk with sizes and the way out."""
     code = getattr(error, "errno", None)
     said = f"{str(out)!r} cannot be written: {os.strerror(code) if code else error}."
-    if code not in _FULL or work is None:
+    if code not in DISK_FULL or work is None:
         return DataError(said)
     written = 0
     for path in work.rglob("*"):

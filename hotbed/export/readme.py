@@ -62,6 +62,11 @@ def _files(about: dict[str, Any]) -> str:
     lines.append("- `dense.safetensors`: the same weights under torch's names.")
     if about["row_format"] != "none":
         lines.append(f"- `rows/`: one {about['row_format']} file per table. Numbers are {_BOUNDS[about['precision']]}")
+    if about["triton"]:
+        lines.append(
+            "- `config.pbtxt`, `1/model.py`: for Triton Inference Server, whose Python needs hotbed. This folder, "
+            "under the name of the model, belongs in a model repository."
+        )
     lines += [
         "- `schema.json`: the columns, in the order in which the model reads them. `counts/`: the ids of vocabularies, most",
         "  frequent first; line k (from 0) is row k + 1, row 0 is every other id.",

@@ -36,7 +36,9 @@ from hotbed.run.export_format import (
 )
 from hotbed.run.files import MANIFEST, read_tensors, write_folder
 from hotbed.run.remote_folder import local_copy
+from hotbed.scorer.tensors import OUTPUT, TensorSpec, inputs_of
 
+_TRITON_MEMORY = "100MB"  # of cached rows, as `hotbed serve` has
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all
 
 
@@ -49,6 +51,7 @@ class ExportOptions(NamedTuple):
     data: str | None = None  # location of the dataset, whose counts order the rows; None: where the run found it
     memory: str | None = None  # for the rows of a checkpoint; None: half of the free memory
     overwrite: bool = False
+    triton: bool = False  # also what Triton Inference Server needs to serve the folder
 
 
 class ExportReport(NamedTuple):
@@ -123,6 +126,8 @@ def _check(out: Path, options: ExportOptions) -> None:
             raise ConfigError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
     if options.rows == "none" and not options.onnx:
         raise ConfigError("--no-onnx with --row-format none leaves nothing to export; leave one of them out.")
+    if options.rows == "none" and options.triton:
+        raise ConfigError("--triton serves the rows, and --row-format none leaves them out; leave one of the two out.")
     if options.memory is not None:
         parse_bytes(options.memory, "--memory")
     if options.onnx:
@@ -167,13 +172,33 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
         "precision": options.precision,
         "row_format": options.rows,
         "onnx": {"opset": OPSET, "inputs": input_shapes(model), "tasks": tasks} if options.onnx else None,
+        "triton": options.triton,
         "source": source.about,
         "tables": tables,
     }
     (new / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     shutil.copyfile(score.__file__, new / "score.py")
+    if options.triton:
+        (new / "1").mkdir()
+        shutil.copyfile(Path(__file__).with_name("triton_model.py"), new / "1" / "model.py")
+        (new / "config.pbtxt").write_text(triton_config(schema), encoding="utf-8")
     (new / "README.md").write_text(readme(schema, source.card, about), encoding="utf-8")
     return about
+
+
+def triton_config(schema: Schema) -> str:
+    """config.pbtxt; the model has the name of its folder."""
+    kinds = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP64": "TYPE_FP64"}
+
+    def tensor(one: TensorSpec) -> str:
+        return f"  {{ name: {json.dumps(one.name)}, data_type: {kinds[one.datatype]}, dims: {list(one.shape)} }}"
+
+    inputs = ",\n".join(map(tensor, inputs_of(schema)))
+    return (
+        f'backend: "python"\nmax_batch_size: 0\ninput [\n{inputs}\n]\noutput [\n{tensor(OUTPUT)}\n]\n'
+        f'parameters {{ key: "memory", value: {{ string_value: "{_TRITON_MEMORY}" }} }}\n'
+        "instance_group [ { kind: KIND_CPU } ]\n"
+    )
 
 
 def _model(source: ExportSource) -> Model:

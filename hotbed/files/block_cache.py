@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.errors import RemoteError
+from hotbed.errors import RemoteError, without_room
 from hotbed.files.settings import CACHE_VARIABLE, READ_CACHE_VARIABLE, cache_root, read_cache_bytes
 from hotbed.host.memory import in_words
 
@@ -214,9 +214,10 @@ class CacheFolder:
                 path.unlink(missing_ok=True)
             used -= one
         if used + size > self._budget:
-            raise RemoteError(
+            raise without_room(
+                RemoteError,
                 f"{self.root} has no room for {in_words(size)} more: copies in use take {in_words(used)} of "
-                f"{in_words(self._budget)}. Raise --read-cache ({READ_CACHE_VARIABLE}), or set {CACHE_VARIABLE}."
+                f"{in_words(self._budget)}. Raise --read-cache ({READ_CACHE_VARIABLE}), or set {CACHE_VARIABLE}.",
             )
         return used
 

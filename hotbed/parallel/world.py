@@ -26,11 +26,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from hotbed.errors import ExitCode
+
 GRACE = 5.0  # seconds that the main thread has to end by itself
 _MOST_BETWEEN, _LEAST_BETWEEN = 0.5, 0.1  # seconds between two beats
 _WATCHED = 4.0  # seconds; a rank that compiles blocks its other threads for long
 _FAILURE, _COUNT = "failure", "failures"
-EXIT_CODE = 2
 T = TypeVar("T")
 
 
@@ -231,7 +232,7 @@ def following(rank: int, failure: Failure) -> str:
     return f"rank {rank} stops because of rank {failure.rank}: {failure.text.splitlines()[0][:200]}"
 
 
-def leave(text: str, code: int = EXIT_CODE) -> None:
+def leave(text: str, code: int = ExitCode.FAILURE) -> None:
     """End this process immediately, whatever its threads wait for."""
     if text:
         sys.stderr.write(f"error: {text}\n")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, get_args, get_origin
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, ExitCode
 from hotbed.host.memory import parse_bytes, parse_share, percent_hint
 from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig, TablesConfig, TrainConfig
 
@@ -46,11 +46,13 @@ def check(config: RunConfig) -> list[str]:
     return flatten(dataclasses.asdict(config), flat) + from_flat(flat)[1]
 
 
-def raise_problems(problems: list[str]) -> None:
+def raise_problems(problems: list[str], exit_code: ExitCode = ExitCode.USAGE) -> None:
     """One ConfigError for all of them."""
     if problems:
         count = "1 setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
-        raise ConfigError("\n  - ".join([f"{count}:", *problems]))
+        error = ConfigError("\n  - ".join([f"{count}:", *problems]))
+        error.exit_code = exit_code
+        raise error
 
 
 def flatten(tree: Mapping[Any, Any], flat: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import shlex
 import time
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -14,16 +15,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+import hotbed
 from hotbed.data.schema import Schema
 from hotbed.scorer import Scorer
-from hotbed.serve.metrics import ServerMetrics
+from hotbed.scorer.tensors import OUTPUT, inputs_of
+from hotbed.serve.access import Access, TokenGuard
+from hotbed.serve.infer import PLATFORM, InferRequest, check_version
 from hotbed.serve.openapi import document, example_of, features_of
 from hotbed.serve.pool import PendingRequest, ScoringPool
-from hotbed.serve.request import Answer, Limits, RequestError
+from hotbed.serve.request import Answer, Limits, RequestError, RequestForm, ScoreForm
 from hotbed.serve.watch import ModelWatch
-from hotbed.telemetry.prometheus import CONTENT
 
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -56,14 +59,27 @@ _PAGE_POLICY = (
 class Service:
     """One scorer behind HTTP."""
 
-    def __init__(
-        self, scorer: Scorer, limits: Limits, watch: ModelWatch, metrics: ServerMetrics, pool: ScoringPool
-    ) -> None:
-        self._scorer, self._limits, self._watch, self._metrics, self._pool = scorer, limits, watch, metrics, pool
+    def __init__(self, name: str, scorer: Scorer, pool: ScoringPool, watch: ModelWatch, access: Access) -> None:
+        self._name, self._scorer, self._watch, self.access = name, scorer, watch, access
+        self._limits, self._metrics = pool.limits, pool.metrics
         self.closing = False
-        self.app = Starlette(
+        score = _ScoreEndpoint(pool)
+        infer = _ScoreEndpoint(pool, self._infer_form)
+        app = Starlette(
             routes=[
-                Route("/score", self._score_app, methods=["POST"]),
+                Route("/score", score, methods=["POST"]),
+                Route("/v2", self._server_metadata),
+                Route("/v2/health/live", self._live),
+                Route("/v2/health/ready", self._model_ready),
+                *(
+                    route
+                    for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+                    for route in (
+                        Route(path, self._model_metadata),
+                        Route(f"{path}/ready", self._model_ready),
+                        Route(f"{path}/infer", infer, methods=["POST"]),
+                    )
+                ),
                 Route("/healthz", self._health),
                 Route("/readyz", self._ready),
                 Route("/metrics", self._show_metrics),
@@ -71,24 +87,22 @@ class Service:
                 Route("/openapi.json", self._openapi),
                 Route("/", self._page),
             ],
-            exception_handlers={404: _http_error, 405: _http_error},
+            exception_handlers={404: _http_error, 405: _http_error, RequestError: _refused},
         )
+        self.app: ASGIApp = app if access.token is None else TokenGuard(app, access.token, pool.metrics)
 
     def url_for(self, host: str, port: int) -> str:
         """The address for clients on this machine."""
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{self.access.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def curl(self, url: str) -> str:
         """A command line that scores two candidates with this model."""
         body = json.dumps(example_of(self._scorer.live.schema))
-        return f"curl -sg -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
-
-    @property
-    def _score_app(self) -> Any:
-        """A plain ASGI application: no Request object is built per call."""
-        return _ScoreEndpoint(self._limits, self._metrics, self._pool)
+        return (
+            f"curl -sg{self.access.curl_options} -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
+        )
 
     async def _health(self, request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -100,8 +114,36 @@ class Service:
         old = "" if age is None else f", written {age:.0f} s ago"
         return PlainTextResponse(f"ready: {self._scorer.version}{old}\n")
 
+    async def _server_metadata(self, request: Request) -> Response:
+        return JSONResponse({"name": PLATFORM, "version": hotbed.__version__, "extensions": []})
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _model_ready(self, request: Request) -> Response:
+        """Of the server, or of the model that the path names."""
+        named = {"name": self._checked_name(request.scope)} if request.path_params else {}
+        check_version(request.path_params.get("version"), self._scorer.version)
+        return JSONResponse({**named, "ready": not self.closing}, 503 if self.closing else 200)
+
+    async def _model_metadata(self, request: Request) -> Response:
+        name, version = self._checked_name(request.scope), self._scorer.version
+        check_version(request.path_params.get("version"), version)
+        inputs = [one._asdict() for one in inputs_of(self._scorer.live.schema)]
+        about = {"name": name, "versions": [version], "platform": PLATFORM}
+        return JSONResponse({**about, "inputs": inputs, "outputs": [OUTPUT._asdict()]})
+
+    def _infer_form(self, scope: Scope) -> RequestForm:
+        return InferRequest(self._checked_name(scope), scope["path_params"].get("version"))
+
+    def _checked_name(self, scope: Scope) -> str:
+        if (name := scope["path_params"]["name"]) != self._name:
+            raise RequestError(404, f"there is no model {name[:60]!r} here; there is {self._name!r}")
+        return self._name
+
     async def _show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(self._scorer), media_type=CONTENT)
+        body, kind = self._metrics.text(self._scorer, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
 
     async def _reload(self, request: Request) -> Response:
         if not is_loopback(request.client.host if request.client else ""):
@@ -111,19 +153,19 @@ class Service:
         return JSONResponse(found | ({"error": self._metrics.last_error} if way == "refused" else {}))
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(document(self._scorer.live.schema, self._limits))
+        return JSONResponse(document(self._name, self._scorer.live.schema, self._limits, self.access.token is not None))
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(
-            page(self._scorer.live.schema, self._limits), headers={"content-security-policy": _PAGE_POLICY}
+            page(self._name, self._scorer.live.schema, self._limits), headers={"content-security-policy": _PAGE_POLICY}
         )
 
 
 class _ScoreEndpoint:
-    """POST /score."""
+    """POST /score, or with another form of requests. A plain ASGI application: no Request object is built per call."""
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics, pool: ScoringPool) -> None:
-        self._limits, self._metrics, self._pool = limits, metrics, pool
+    def __init__(self, pool: ScoringPool, form_of: Callable[[Scope], RequestForm] = lambda _: ScoreForm()) -> None:
+        self._limits, self._metrics, self._pool, self._form_of = pool.limits, pool.metrics, pool, form_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -149,8 +191,8 @@ class _ScoreEndpoint:
         job: PendingRequest | None = None
         try:
             async with asyncio.timeout(self._limits.seconds):
-                body = await self._read(scope, receive)
-                job = PendingRequest(body, loop.create_future())
+                body, form = await self._read(scope, receive), self._form_of(scope)
+                job = PendingRequest(body, loop.create_future(), form)
                 self._pool.submit(job)
                 return await job.answer
         except RequestError as refused:
@@ -203,9 +245,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": what, "where": request.url.path}, status, headers=getattr(error, "headers", None))
 
 
-def page(schema: Schema, limits: Limits) -> str:
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return Response(error.answer.body, error.status, media_type="application/json")
+
+
+def page(name: str, schema: Schema, limits: Limits) -> str:
     """The HTML page at /."""
-    paths = document(schema, limits)["paths"]
+    paths = document(name, schema, limits)["paths"]
     ways = "".join(_way(path, verb, one) for path, verbs in paths.items() for verb, one in verbs.items())
     features = "".join(
         f"<tr><th scope='row'><code>{escape(name)}</code></th><td>{escape(_kinds(one))}</td>"

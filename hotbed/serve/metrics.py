@@ -1,4 +1,8 @@
-"""The counters of a server in the Prometheus text format: always on, under one lock."""
+"""The counters of a server, always on, under one lock, for prometheus_client.
+
+It writes the answers of /metrics. Its own counters would take 14 to 18 us of a request instead of 3 to 4 (two busy cores), and
+would not be read together.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from hotbed.host.memory import resident_memory
 from hotbed.scorer import Scorer
-from hotbed.telemetry.prometheus import Sample, exposition, histogram
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 _STALE = "1 while the newest model is refused and an older one is in use."
@@ -72,44 +80,61 @@ class ServerMetrics:
             self._failed_updates += 1
             self.last_error = error
 
-    def text(self, scorer: Scorer) -> str:
-        """The exposition format."""
+    def text(self, scorer: Scorer, accept: str) -> tuple[bytes, str]:
+        """The answer in a format that the client accepts, and its content type."""
+        registry = CollectorRegistry()
+        registry.register(_Snapshot([*self._families(scorer)]))
+        write, kind = choose_encoder(accept)
+        return write(registry), kind
+
+    def _families(self, scorer: Scorer) -> Iterator[Metric]:
         counts, version = scorer.counts(), scorer.version
         named = re.match(r"step-(\d+)-", version)  # an incremental update leaves the source as it was
         step = int(named[1]) if named else scorer.source.step
         with self._lock:
-            samples = _by(
-                "requests_total", "counter", "Requests answered, by status.", "status", sorted(self._answers.items())
-            )
+            yield _by("requests_total", "Requests answered, by status.", "status", sorted(self._answers.items()))
             about = "Seconds from the first byte of a request to its answer."
-            samples += histogram("hotbed_serve_request_seconds", about, _BOUNDS, self._buckets, self._seconds)
-            samples += [
-                _one("candidates_total", "counter", "Candidates scored.", self._candidates),
-                _one("batches_total", "counter", "Batches scored.", self._batches),
-                _one("batched_requests_total", "counter", "Requests in those batches.", self._batched),
-                _one("in_flight", "gauge", "Requests being answered now.", self.in_flight),
-                _one("failed_updates_total", "counter", "Newer models that were refused.", self._failed_updates),
-                _one("model_loaded_timestamp_seconds", "gauge", "When the current model was loaded.", self._updated),
-                _one("stale", "gauge", _STALE, int(bool(self.last_error))),
-                _one("rows_bytes", "gauge", "Memory of rows and their indexes.", scorer.num_bytes),
-                _one("resident_bytes", "gauge", "Memory of the process.", resident_memory() or 0),
-            ]
+            buckets = list(zip([*map(str, _BOUNDS), "+Inf"], accumulate(self._buckets)))
+            yield HistogramMetricFamily("hotbed_serve_request_seconds", about, buckets=buckets, sum_value=self._seconds)
+            yield _one("candidates_total", "Candidates scored.", self._candidates)
+            yield _one("batches_total", "Batches scored.", self._batches)
+            yield _one("batched_requests_total", "Requests in those batches.", self._batched)
+            yield _one("in_flight", "Requests being answered now.", self.in_flight)
+            yield _one("failed_updates_total", "Newer models that were refused.", self._failed_updates)
+            yield _one("model_loaded_timestamp_seconds", "When the current model was loaded.", self._updated)
+            yield _one("stale", _STALE, int(bool(self.last_error)))
+            yield _one("rows_bytes", "Memory of rows and their indexes.", scorer.num_bytes)
+            yield _one("resident_bytes", "Memory of the process.", resident_memory() or 0)
             if (age := self.model_age) is not None:
-                samples.append(_one("model_age_seconds", "gauge", "Seconds since the current model was written.", age))
+                yield _one("model_age_seconds", "Seconds since the current model was written.", age)
             if step is not None:
-                samples.append(_one("model_step", "gauge", "The training step of the current model.", step))
+                yield _one("model_step", "The training step of the current model.", step)
             about = "Newer models loaded, by kind of update."
-            samples += _by("updates_total", "counter", about, "way", sorted(self._updates.items()))
+            yield _by("updates_total", about, "way", sorted(self._updates.items()))
         about = "Rows looked up since the model was read whole, by place."
-        samples += _by("row_lookups_total", "counter", about, "place", counts._asdict().items())
-        samples += _by("model_info", "gauge", "The current model.", "model", [(version, 1)])
-        return exposition(samples)
+        yield _by("row_lookups_total", about, "place", counts._asdict().items())
+        yield _by("model_info", "The current model.", "model", [(version, 1)])
 
 
-def _one(name: str, kind: str, about: str, value: float) -> Sample:
-    return Sample(f"hotbed_serve_{name}", kind, about, value)
+class _Snapshot:
+    """A collector of families that are there already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
 
 
-def _by(name: str, kind: str, about: str, label: str, values: Iterable[tuple[object, int]]) -> list[Sample]:
-    """A sample for every value of a label."""
-    return [Sample(f"hotbed_serve_{name}", kind, about, n, (label, str(one))) for one, n in values]
+def _by(name: str, about: str, label: str, values: Iterable[tuple[object, float]]) -> Metric:
+    """A value for every value of a label."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(f"hotbed_serve_{name}", about, labels=[label])
+    for one, value in values:
+        family.add_metric([str(one)], value)
+    return family
+
+
+def _one(name: str, about: str, value: float) -> Metric:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(f"hotbed_serve_{name}", about, value=value)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 import hotbed
 from hotbed.data.encode import raw_column
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, clock_of
+from hotbed.serve.infer import infer_example
 from hotbed.serve.request import Limits
+
+OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # paths that never need the token
 
 _MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
 _ERROR = {
@@ -24,10 +28,34 @@ _ERROR = {
         "limit": {"type": "number", "description": "The limit that was exceeded."},
     },
 }
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "datatype", "shape", "data"],
+    "properties": {
+        "name": {"type": "string", "description": "Of a feature."},
+        "datatype": {"type": "string", "description": "BYTES (strings), INT64, FP64 and the narrower numbers."},
+        "shape": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "[B], [B, 1] or, for bags, [B, L]; B is 1 for a value that all candidates share.",
+        },
+        "data": {"type": "array", "description": "Flat or nested; null: missing, or the end of a shorter bag."},
+    },
+}
 
 
-def document(schema: Schema, limits: Limits) -> dict[str, Any]:
+def document(name: str, schema: Schema, limits: Limits, with_token: bool = False) -> dict[str, Any]:
     """OpenAPI 3.1."""
+    found = _document(name, schema, limits)
+    if with_token:
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+        for path in OPEN & found["paths"].keys():
+            found["paths"][path]["get"]["security"] = []
+    return found
+
+
+def _document(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
     features = features_of(schema)
     return {
         "openapi": "3.1.0",
@@ -49,10 +77,12 @@ def document(schema: Schema, limits: Limits) -> dict[str, Any]:
             "/reload": {"post": _reload()},
             "/openapi.json": {"get": _plain("This document.", "OpenAPI 3.1.", "application/json")},
             "/": {"get": _plain("This document for people.", "A page.", "text/html")},
+            **_inference(name, schema, limits),
         },
         "components": {
             "schemas": {
                 "Error": _ERROR,
+                "Tensor": _TENSOR,
                 "Context": {
                     "type": "object",
                     "description": "Features that all candidates share.",
@@ -137,13 +167,28 @@ def _value_of(feature: IdFeature) -> dict[str, Any]:
     }
 
 
-def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    def refused(description: str) -> dict[str, Any]:
-        return {
-            "description": description,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-        }
+def _refused(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
 
+
+def _refusals(limits: Limits) -> dict[str, Any]:
+    """The refusals of a request that scores."""
+    return {
+        "400": _refused("The body is not JSON."),
+        "411": _refused("The length of the body is not a number."),
+        "413": _refused(f"More than {limits.body_bytes} bytes or {limits.candidates} candidates."),
+        "422": _refused("A part, a feature or a value is missing, unknown or of the wrong type."),
+        "503": _refused(
+            f"More than {limits.in_flight} requests at once, or no answer within {limits.seconds} s; "
+            "Retry-After says when to try again."
+        ),
+    }
+
+
+def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str, Any]:
     body = {
         "oneOf": [
             {
@@ -191,16 +236,62 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
                 "description": "One probability for each candidate, in order.",
                 "content": {"application/json": {"schema": answer}},
             },
-            "400": refused("The body is not JSON."),
-            "411": refused("The length of the body is not a number."),
-            "413": refused(f"More than {limits.body_bytes} bytes or {limits.candidates} candidates."),
-            "422": refused("A part, a feature or a value is missing, unknown or of the wrong type."),
-            "503": refused(
-                f"More than {limits.in_flight} requests at once, or no answer within {limits.seconds} s; "
-                "Retry-After says when to try again."
-            ),
+            **_refusals(limits),
         },
     }
+
+
+def _inference(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
+    """The paths of the Open Inference Protocol."""
+    tensors = {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}, "minItems": 1}
+    body = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {"id": {"type": "string"}, "inputs": tensors, "outputs": {"type": "array"}, "parameters": {}},
+        "additionalProperties": False,
+    }
+    answer = {
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {
+            **{part: {"type": "string"} for part in ("model_name", "model_version", "id")},
+            "outputs": tensors,
+        },
+    }
+    absent = {"404": _refused("There is no such model or version.")}
+    infer = {
+        "summary": "Score candidates, by the Open Inference Protocol.",
+        "description": f"One tensor for each of {', '.join(features_of(schema))}. The output is `scores`, probabilities.",
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": body, "example": infer_example(schema, example_of(schema))}},
+        },
+        "responses": {
+            "200": {"description": "The scores.", "content": {"application/json": {"schema": answer}}},
+            **absent,
+            **_refusals(limits),
+        },
+    }
+
+    def about(summary: str, more: dict[str, Any]) -> dict[str, Any]:
+        found = _plain(summary, "As said.", "application/json")
+        return {"get": {**found, "responses": found["responses"] | more}}
+
+    closing = {"503": {"description": "It is shutting down."}}
+    found = {
+        "/v2": about("Name and version of the server.", {}),
+        "/v2/health/live": about("The process is alive.", {}),
+        "/v2/health/ready": about("Whether it accepts requests.", closing),
+    }
+    model = f"/v2/models/{quote(name)}"
+    for path in (model, f"{model}/versions/{{version}}"):
+        found[path] = about("Inputs and outputs of the model.", absent)
+        found[f"{path}/ready"] = about("Whether it accepts requests.", absent | closing)
+        found[f"{path}/infer"] = {"post": infer}
+    version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
+    for path in (one for one in found if "{version}" in one):
+        found[path] = {verb: {**one, "parameters": [version]} for verb, one in found[path].items()}
+    return found
 
 
 def _reload() -> dict[str, Any]:

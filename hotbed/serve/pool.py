@@ -26,7 +26,7 @@ from hotbed.scorer.scorer import probabilities
 from hotbed.serve.encode import RequestEncoder
 from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.openapi import example_of
-from hotbed.serve.request import Answer, Limits, RequestError, ScoreRequest, read_request
+from hotbed.serve.request import Answer, Limits, RequestError, RequestForm, ScoreRequest
 from hotbed.types import Batch, Jagged
 
 _TOGETHER = 16  # requests
@@ -39,6 +39,7 @@ class PendingRequest:
 
     body: bytes
     answer: Future[Answer]
+    form: RequestForm
     given_up: bool = False  # the client no longer waits
 
 
@@ -46,7 +47,7 @@ class ScoringPool:
     """The threads that score."""
 
     def __init__(self, scorer: Scorer, limits: Limits, metrics: ServerMetrics, threads: int) -> None:
-        self._scorer, self._limits, self._metrics = scorer, limits, metrics
+        self._scorer, self.limits, self.metrics = scorer, limits, metrics
         self._queue: SimpleQueue[PendingRequest | None] = SimpleQueue()
         self._encoder: tuple[LiveModel, RequestEncoder] | None = None
         self._loop: AbstractEventLoop | None = None
@@ -101,7 +102,7 @@ class ScoringPool:
         ready: list[tuple[PendingRequest, Batch]] = []
         for job in jobs:
             try:
-                request = read_request(job.body, live.encoder.names, self._limits)
+                request = job.form.read(job.body, live.encoder, self.limits)
                 ready.append((job, encoder.batch(request)))
             except RequestError as refused:
                 answers.append((job, refused.answer))
@@ -126,9 +127,11 @@ class ScoringPool:
         for job, batch in ready:
             some = scores[start : start + batch.size]
             start += batch.size
-            body = orjson.dumps({"scores": some, "model": scored.version}, option=orjson.OPT_SERIALIZE_NUMPY)
-            answers.append((job, Answer(200, body)))
-        self._metrics.scored(len(ready), start)
+            try:
+                answers.append((job, Answer(200, job.form.write(some, scored.version))))
+            except RequestError as refused:
+                answers.append((job, refused.answer))
+        self.metrics.scored(len(ready), start)
         return answers
 
     def _scored_alone(self, live: LiveModel, one: tuple[PendingRequest, Batch]) -> list[tuple[PendingRequest, Answer]]:

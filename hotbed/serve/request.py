@@ -1,13 +1,21 @@
-"""The body of a request in, its checked columns out. Whatever is wrong is a RequestError: what, where, and the limit."""
+"""The body of a request in, its checked columns out; infer.py reads another form of it.
+
+Whatever is wrong is a RequestError: what, where, and the limit.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from hotbed.scorer.columns import ColumnEncoder
 
 _PARTS = ("context", "candidates", "rows")
 _MOST_NAMED = 40  # features in one message
@@ -54,17 +62,42 @@ class ScoreRequest(NamedTuple):
     size: int
     context: dict[str, Any]
     candidates: dict[str, list[Any]]
-    part: str = "candidates"  # of the request that holds them: candidates or rows
+    part: str = "candidates"  # of the request that holds them: candidates, rows or inputs
 
     def where(self, name: str, number: int | None = None) -> str:
         """The path of a feature, or of one of its values, in the request."""
         if name not in self.candidates:
-            return f"context.{name}"
+            return _place(self.context_part, name)
         return _place(self.part, name, number)
 
+    @property
+    def context_part(self) -> str:
+        """The part of the request that holds the values for all candidates."""
+        return "inputs" if self.part == "inputs" else "context"
 
-def read_request(body: bytes, names: Sequence[str], limits: Limits) -> ScoreRequest:
-    """Parse and check; `names` are the columns that the model reads."""
+
+class RequestForm(Protocol):
+    """How a request and its answer are written."""
+
+    def read(self, body: bytes, encoder: ColumnEncoder, limits: Limits) -> ScoreRequest:
+        """Parse and check, for the model of the encoder."""
+
+    def write(self, scores: NDArray[np.float64], version: str) -> bytes:
+        """The body of the answer."""
+
+
+class ScoreForm:
+    """POST /score."""
+
+    def read(self, body: bytes, encoder: ColumnEncoder, limits: Limits) -> ScoreRequest:
+        return read_request(body, encoder.names, limits)
+
+    def write(self, scores: NDArray[np.float64], version: str) -> bytes:
+        return orjson.dumps({"scores": scores, "model": version}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def read_object(body: bytes, parts: Sequence[str], wanted: str) -> dict[str, Any]:
+    """The object of a body, which has none but these parts."""
     try:
         tree = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -72,33 +105,39 @@ def read_request(body: bytes, names: Sequence[str], limits: Limits) -> ScoreRequ
     except RecursionError:
         raise RequestError(400, "the body is not JSON: it is nested too deeply") from None
     if not isinstance(tree, dict):
-        raise RequestError(422, f"the body must be an object with candidates (or rows), not {_kind(tree)}")
-    unknown = [name for name in tree if name not in _PARTS]
+        raise RequestError(422, f"the body must be an object with {wanted}, not {kind_of(tree)}")
+    unknown = [name for name in tree if name not in parts]
     if unknown:
-        raise RequestError(422, f"there is no part {unknown[0]!r}; there are {', '.join(_PARTS)}", where=unknown[0])
+        raise RequestError(422, f"there is no part {unknown[0]!r}; there are {', '.join(parts)}", where=unknown[0])
+    return tree
+
+
+def read_request(body: bytes, names: Sequence[str], limits: Limits) -> ScoreRequest:
+    """Parse and check; `names` are the columns that the model reads."""
+    tree = read_object(body, _PARTS, "candidates (or rows)")
     context = {} if tree.get("context") is None else tree["context"]
     if not isinstance(context, dict):
-        raise RequestError(422, f"context must be an object of features, not {_kind(context)}", where="context")
+        raise RequestError(422, f"context must be an object of features, not {kind_of(context)}", where="context")
     if ("rows" in tree) == ("candidates" in tree):
         raise RequestError(422, "give either candidates (values by feature) or rows (one object for each candidate)")
     rows = tree.get("rows")
     candidates = _of_rows(rows) if rows is not None or "rows" in tree else tree["candidates"]
     if not isinstance(candidates, dict):
-        raise RequestError(422, f"candidates must be an object of lists, not {_kind(candidates)}", where="candidates")
+        raise RequestError(422, f"candidates must be an object of lists, not {kind_of(candidates)}", where="candidates")
     part = "rows" if "rows" in tree else "candidates"
-    request = ScoreRequest(_size(candidates, part, limits), context, candidates, part)
-    _check_names(request, names)
+    request = ScoreRequest(size_of(candidates, part, limits), context, candidates, part)
+    check_names(request, names)
     return request
 
 
 def _of_rows(rows: Any) -> dict[str, list[Any]]:
     """Rows as columns."""
     if not isinstance(rows, list):
-        raise RequestError(422, f"rows must be a list of objects, not {_kind(rows)}", where="rows")
+        raise RequestError(422, f"rows must be a list of objects, not {kind_of(rows)}", where="rows")
     columns: dict[str, list[Any]] = {}
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RequestError(422, f"a row must be an object of features, not {_kind(row)}", where=f"rows[{number}]")
+            raise RequestError(422, f"a row must be an object of features, not {kind_of(row)}", where=f"rows[{number}]")
         if row.keys() != rows[0].keys():
             other = min(row.keys() ^ rows[0].keys())
             raise RequestError(
@@ -119,7 +158,7 @@ def _place(part: str, name: str, number: int | None = None) -> str:
     return f"rows{at}.{name}" if part == "rows" else f"{part}.{name}{at}"
 
 
-def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
+def size_of(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
     """The number of candidates."""
     if not candidates:
         raise RequestError(422, f"there are no candidates in {part}: give at least one feature", where=part)
@@ -128,7 +167,7 @@ def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
         if not isinstance(values, list):
             raise RequestError(
                 422,
-                f"a feature of candidates must be a list of values, not {_kind(values)}",
+                f"a feature of candidates must be a list of values, not {kind_of(values)}",
                 where=f"candidates.{name}",
             )
         sizes[name] = len(values)
@@ -136,17 +175,17 @@ def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
     for name, size in sizes.items():
         if size != sizes[first]:
             raise RequestError(
-                422, f"{name!r} has {size} values and {first!r} has {sizes[first]}", where=f"candidates.{name}"
+                422, f"{name!r} has {size} values and {first!r} has {sizes[first]}", where=_place(part, name)
             )
     if not sizes[first]:
-        raise RequestError(422, "there are no candidates to score", where=f"candidates.{first}")
+        raise RequestError(422, "there are no candidates to score", where=_place(part, first))
     if sizes[first] > limits.candidates:
-        where = "rows" if part == "rows" else f"candidates.{first}"
-        raise RequestError(413, f"{sizes[first]} {part} are too many", where=where, limit=limits.candidates)
+        where, what = ("rows", "rows") if part == "rows" else (_place(part, first), "candidates")
+        raise RequestError(413, f"{sizes[first]} {what} are too many", where=where, limit=limits.candidates)
     return sizes[first]
 
 
-def _check_names(request: ScoreRequest, names: Sequence[str]) -> None:
+def check_names(request: ScoreRequest, names: Sequence[str]) -> None:
     """A RequestError for a feature that the model does not have, or for all that are missing."""
     known, (_, context, candidates, part) = set(names), request
     for given in (context, candidates):
@@ -154,7 +193,7 @@ def _check_names(request: ScoreRequest, names: Sequence[str]) -> None:
             if name not in known:
                 close = difflib.get_close_matches(name, names, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:_MOST_NAMED])}"
-                where = _place("context" if given is context else part, name[:60])
+                where = _place(request.context_part if given is context else part, name[:60])
                 raise RequestError(422, f"the model has no feature {name[:60]!r}; {hint}", where=where)
     twice = next((name for name in names if name in context and name in candidates), None)
     if twice is not None:
@@ -170,7 +209,7 @@ def _check_names(request: ScoreRequest, names: Sequence[str]) -> None:
         )
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The JSON type of a value."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

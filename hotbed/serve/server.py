@@ -27,6 +27,7 @@ from hotbed.errors import ConfigError
 from hotbed.host.compiling import CompileReport
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
+from hotbed.serve.access import Access
 from hotbed.serve.app import Service, is_loopback
 from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.pool import ScoringPool
@@ -49,8 +50,9 @@ class Address(NamedTuple):
 
 
 class ModelStorage(NamedTuple):
-    """How the model is stored and updated."""
+    """How the model is stored and updated, and its name in the paths of the Open Inference Protocol."""
 
+    name: str
     memory: str
     scratch: Path | None = None
     threads: int = 2  # that score
@@ -58,19 +60,15 @@ class ModelStorage(NamedTuple):
     mapped: bool = False  # files of rows are mapped into memory
 
 
-def serve(place: Path, address: Address, holding: ModelStorage, limits: Limits) -> None:
+def serve(place: Path, address: Address, holding: ModelStorage, limits: Limits, access: Access) -> None:
     """Load the model, then listen; returns when the server is stopped."""
-    if not is_loopback(address.host):
-        _log.warning(
-            "listening on %s: anyone who can reach this machine can request scores; there is no encryption and no password. "
-            "Put a proxy in front of it.",
-            address.host,
-        )
+    if not is_loopback(address.host) and access.open_to_network:
+        _log.warning("listening on %s: %s", address.host, access.open_to_network)
     with _listening(address) as socket_:
-        _serve(place, holding, limits, socket_)
+        _serve(place, holding, limits, access, socket_)
 
 
-def _serve(place: Path, holding: ModelStorage, limits: Limits, socket_: socket.socket) -> None:
+def _serve(place: Path, holding: ModelStorage, limits: Limits, access: Access, socket_: socket.socket) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # requests are scored side by side, not each by many threads
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -86,17 +84,19 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, socket_: socket.s
     if compiled.kernels:
         _log.info("%d kernels were compiled in %.1f s, once on this machine", compiled.kernels, compiled.seconds)
     _log.info("%r", scorer)
-    service = Service(scorer, limits, watch, metrics, pool)
+    service = Service(holding.name, scorer, pool, watch, access)
     gc.collect()
     gc.freeze()  # long-lived objects: scanning them again and again would delay requests
     with scorer, _quiet_signals():
-        _run(service, pool, watch, limits, socket_)
+        _run(_config(service, limits, access), service, pool, watch, socket_)
 
 
-def _run(service: Service, pool: ScoringPool, watch: ModelWatch, limits: Limits, socket_: socket.socket) -> None:
-    config = uvicorn.Config(
+def _config(service: Service, limits: Limits, access: Access) -> uvicorn.Config:
+    return uvicorn.Config(
         service.app,
         http=limited(limits),
+        ssl_certfile=access.cert,
+        ssl_keyfile=access.key,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -106,6 +106,11 @@ def _run(service: Service, pool: ScoringPool, watch: ModelWatch, limits: Limits,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_LONGEST_GOODBYE,
     )
+
+
+def _run(
+    config: uvicorn.Config, service: Service, pool: ScoringPool, watch: ModelWatch, socket_: socket.socket
+) -> None:
     server = _ScorerServer(config, service, pool)
     watch.start()
     try:
@@ -154,9 +159,11 @@ class _ScorerServer(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or ():
             host, port = one.getsockname()[:2]
-            _log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+            shown = f"[{host}]" if ":" in host else host
+            _log.info("listening on %s://%s:%s", self._service.access.scheme, shown, port)
             url = self._service.url_for(host, port)
-            _log.info("description, with a form to try it: %s/", url)
+            if self._service.access.token is None:  # a browser does not send one
+                _log.info("description, with a form to try it: %s/", url)
             _log.info("try: %s", self._service.curl(url))
 
     async def shutdown(self, sockets: Any = None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hotbed.data.dataset import Dataset, hot_rows, num_warm
 from hotbed.data.loader.loader import ALL, Loader, Share
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, ExitCode
 from hotbed.host.devices import pick_device
 from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import build_model, check_model, is_own, shown_name, vector_width
@@ -179,10 +179,10 @@ def model_of(config: RunConfig, schema: Schema) -> nn.Module:
 def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
     given, schema = config.tables, dataset.schema
     tables, optimizer, budgets, precision, amounts, most_used = sketch(config, dataset, world)
-    raise_problems(table_problems(budgets, amounts, device, most_used))
+    raise_problems(table_problems(budgets, amounts, device, most_used), ExitCode.DOES_NOT_FIT)
     if not is_own(config.model.name):  # constructors of users' own may compute
         with torch.device("meta"):  # shapes without memory
-            raise_problems(model_problems(model_of(config, schema), device))
+            raise_problems(model_problems(model_of(config, schema), device), ExitCode.DOES_NOT_FIT)
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
     kept = float(schema.notes.get("negatives_kept", 1.0))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import HotbedError, RunError
+from hotbed.errors import HotbedError, RunError, without_room
 from hotbed.host.memory import in_words
 from hotbed.run.folder import CONTENT
 from hotbed.train.checkpoint import checkpoint_root
@@ -61,9 +61,10 @@ def check_room(training: Training, replaces: bool = False) -> None:
     if saves.total <= free:
         return
     fewer = " --set train.keep_best=false leaves out the best weights." if saves.best else ""
-    raise RunError(
+    raise without_room(
+        RunError,
         f"{training.run} has no room for what the run will save: {in_words(saves.total)} ({saves}), and its disk has "
-        f"{in_words(free)} free. Nothing was trained. Free some space, or choose a folder on another disk with --out.{fewer}"
+        f"{in_words(free)} free. Nothing was trained. Free some space, or choose a folder on another disk with --out.{fewer}",
     )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from hotbed.checkpoint.files import InPieces, in_file_order
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import RunError, SchemaError
+from hotbed.errors import ExitCode, RunError, SchemaError
 from hotbed.files import copy_file, readable
 from hotbed.host.devices import pick_device
 from hotbed.ids import Admit
@@ -152,7 +152,7 @@ def load_learner(
     amounts = amounts_of(tables, optimizer, precision, known)
     unseen = rows_of_unseen(Schema.load(folder), batch_size) if dynamic else 0
     budgets = budgets_of(Budgets(cache or None, hbm), amounts, unseen)
-    raise_problems(table_problems(budgets, amounts, on))
+    raise_problems(table_problems(budgets, amounts, on), ExitCode.DOES_NOT_FIT)
     model = rebuild_model(card["model"]).to(on)
     rows = EmbeddingTables(
         tables,

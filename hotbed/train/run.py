@@ -25,7 +25,7 @@ import torch
 
 import hotbed
 from hotbed.data.dataset import Dataset
-from hotbed.errors import HotbedError, RunError
+from hotbed.errors import ExitCode, HotbedError, RunError
 from hotbed.run.files import write_text
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
@@ -38,7 +38,7 @@ from hotbed.train.ranks import AgreedStop
 from hotbed.train.step import repeatable
 from hotbed.train.watch import Ids, ids_of
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 _SWITCH_SECONDS = 0.0005  # between threads of Python
 Summary = dict[str, Any]
 

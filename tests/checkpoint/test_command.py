@@ -63,7 +63,7 @@ def test_verify_finds_the_damaged_file(hotbed, run):
     content[100] ^= 1
     path.write_bytes(content)
     code, _, err = hotbed("checkpoint", "verify", run)
-    assert code == 2
+    assert code == 1
     assert f"{path} is damaged: its content does not fit its checksum." in err
     assert "1 problem in" in err
     code, out, _ = hotbed("checkpoint", "verify", run / "checkpoints" / "000000000003")
@@ -139,7 +139,7 @@ def test_checkpoints_that_go_while_they_are_verified_are_no_problem(hotbed, run,
 def test_what_is_no_run_is_reported(hotbed, tmp_path):
     for command in ("list", "verify"):
         code, _, err = hotbed("checkpoint", command, tmp_path / "absent")
-        assert code == 2
+        assert code == 1
         assert "there is no" in err
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert "holds no checkpoint" in hotbed("checkpoint", "list", tmp_path)[2]

@@ -55,5 +55,5 @@ def test_wrong_questions(hotbed, run):
         (("--table", "a", "--top", 3, "--by", "age"), "uses or evictions"),
     ):
         result = hotbed("explain", run, *options)
-        assert result.code == 2
+        assert result.code in (1, 2)
         assert said in result.err

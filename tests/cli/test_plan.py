@@ -133,7 +133,7 @@ def test_a_narrow_terminal_cuts_nothing_and_a_plot_has_round_numbers(hotbed, dat
 
 def test_a_cache_that_holds_no_batch_does_not_fit(hotbed, data):
     result = hotbed("plan", data, "--cache", "0.001", *NO_SPEED, "--no-curve")
-    assert result.code == 2
+    assert result.code == 3
     assert re.search(r"does not fit, because the cache is too small: .* needs \d+ rows at once", result.err)
     share = re.search(r"Take --cache (\S+) or --hbm", result.err)[1]
     assert hotbed("plan", data, "--cache", share, *NO_SPEED, "--no-curve").code == 0
@@ -141,7 +141,7 @@ def test_a_cache_that_holds_no_batch_does_not_fit(hotbed, data):
 
 def test_memory_and_ssd_that_are_too_small(hotbed, data, tmp_path):
     result = hotbed("plan", data, "--cache", "0.2", "--memory", "10KiB", *NO_SPEED, "--no-curve")
-    assert result.code == 2
+    assert result.code == 3
     assert "of host memory once all are used" in result.err.replace("\n", " ")
     small = ("--cache", "0.2", "--memory", "30KiB", "--ssd", f"{tmp_path}:4MiB", *NO_SPEED, "--no-curve")
     result = hotbed("plan", data, *small)
@@ -168,7 +168,7 @@ def test_a_dataset_without_counts(hotbed, data):
     for file in (data / "counts").iterdir():
         file.unlink()
     result = hotbed("plan", data, "--cache", "0.2", *NO_SPEED)
-    assert result.code == 2
+    assert result.code == 1
     assert "counts" in result.err
     assert "hotbed prepare" in result.err
 

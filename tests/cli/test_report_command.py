@@ -19,7 +19,7 @@ def test_writes_the_page_again(tmp_path, capsys):
 
 
 def test_a_wrong_folder_is_one_line_of_error(tmp_path, capsys):
-    assert run_command(tmp_path) == 2
+    assert run_command(tmp_path) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")
@@ -39,6 +39,6 @@ def test_several_runs_on_one_page(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "both.html").read_text() == (tmp_path / "compare.html").read_text()
     assert run_command("a", "--out", "one.html") in (0, None)
     assert "<h1>a on data</h1>" in (tmp_path / "one.html").read_text()
-    assert run_command("a", "c", "d") == 2
+    assert run_command("a", "c", "d") == 1
     assert "There is no run directory c" in (printed := capsys.readouterr().err)
     assert "There is no run directory d" in printed

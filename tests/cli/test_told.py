@@ -46,7 +46,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_no_folder(hotbed, tmp_pat
 
     with monkeypatch.context() as patched:
         patched.setattr("hotbed.train.loop.Training.train", refuse)
-        assert hotbed("train", *CLICKS, "--out", "run").code == 2
+        assert hotbed("train", *CLICKS, "--out", "run").code == 1
     assert not (tmp_path / "run").exists()
     assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
 
@@ -105,7 +105,7 @@ def test_scores_that_are_there_are_kept_unless_told_otherwise(hotbed, tmp_path):
 def test_a_disk_that_cannot_hold_the_run_is_told_before_anything_is_trained(hotbed, tmp_path, monkeypatch):
     monkeypatch.setattr("hotbed.train.disk_room.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     told = hotbed("train", *CLICKS, "--out", "run")
-    assert told.code == 2
+    assert told.code == 3
     assert re.search(r"run has no room for what the run will save: .* free\. Nothing was trained\..*--out", told.err)
     assert not (tmp_path / "run").exists()
 

@@ -125,7 +125,7 @@ def test_without_a_run_those_that_train_are_shown_else_the_newest(tmp_path, monk
         return ended.value.code or 0, capsys.readouterr()
 
     code, said = printed()
-    assert code == 2
+    assert code == 1
     assert "there is no run in runs/" in said.err
     assert "hotbed top RUN" in said.err
     for age, name in enumerate(("newest", "older", "oldest")):
@@ -179,7 +179,7 @@ def test_what_is_no_run_is_reported(tmp_path, capsys):
     for given, said in ((str(tmp_path), "no config.json"), ("http://127.0.0.1:9", "--metrics-port")):
         with pytest.raises(SystemExit) as ended:
             main(["top", given])
-        assert ended.value.code == 2
+        assert ended.value.code == 1
         assert said in capsys.readouterr().err
 
 

@@ -72,7 +72,7 @@ def test_raw_rows_get_the_scores_of_the_dataset(hotbed, tmp_path):
     assert hotbed("predict", run, tmp_path / "data", "--out", tmp_path / "a.parquet").code == 0
     bad = tmp_path / "new.csv"
     bad.write_text("\n".join([lines[0], *lines[501:], "1,too,many,columns,here", ",u3,4", "0,never-seen,"]) + "\n")
-    assert hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 0).code == 2
+    assert hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 0).code == 1
     assert not (tmp_path / "b.parquet").exists()
     result = hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 1)
     assert result.code == 0, result.err
@@ -119,7 +119,7 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
     """Told before any training, with the smallest one that would do, and that one does."""
     run = tmp_path / "run"
     result = hotbed("train", *CLICKS, "--out", run, "--cache", "0.001")
-    assert result.code == 2
+    assert result.code == 3
     assert "Traceback" not in result.err
     assert not run.exists()
     share, hbm = re.search(r"--cache (0\.\d+) or --hbm (\S+) or more", result.err).groups()
@@ -148,7 +148,7 @@ def test_an_evaluation_batch_that_does_not_fit_is_told_before_training(hotbed, t
     run = tmp_path / "run"
     sets = ("--set", "data.batch_size=16", "--set", "data.eval_batch_size=300")
     result = hotbed("train", *CLICKS, *sets, "--out", run, "--cache", "0.05")
-    assert result.code == 2
+    assert result.code == 3
     assert "data.eval_batch_size" in result.err
     assert not run.exists()
 
@@ -215,7 +215,7 @@ def test_what_show_prints_is_a_run_file(hotbed, tmp_path):
 def test_mistakes_are_told_without_a_traceback(hotbed, tmp_path, arguments, messages):
     (tmp_path / "taken.txt").write_text("")
     result = hotbed("train", *arguments)
-    assert result.code == 2
+    assert result.code == 1
     assert result.err.startswith("error: ")
     for message in messages:
         assert message in result.err
@@ -228,7 +228,7 @@ def test_an_existing_run_is_kept(hotbed, tmp_path):
     assert hotbed("train", *CLICKS, "--out", run).code == 0
     before = (run / "summary.json").read_bytes()
     result = hotbed("train", *CLICKS, "--out", run)
-    assert result.code == 2
+    assert result.code == 1
     assert "already holds a run" in result.err
     assert (run / "summary.json").read_bytes() == before
     assert hotbed("train", *CLICKS, "--out", run, "--overwrite", "--model", "fm", "--set", "model.options={}").code == 0
@@ -239,7 +239,7 @@ def test_a_finished_run_can_only_go_on_for_longer(hotbed, tmp_path):
     run = tmp_path / "run"
     assert hotbed("train", *CLICKS, "--out", run).code == 0
     result = hotbed("train", "--resume", run)
-    assert result.code == 2
+    assert result.code == 1
     assert "is finished: the epoch is done" in result.err
     assert f"--resume {run} --epochs 2" in result.err
     result = hotbed("train", "--resume", run, "--set", "model.dim=8")
@@ -269,7 +269,7 @@ def test_a_refused_resume_changes_nothing(hotbed, tmp_path):
     run = tmp_path / "run"
     assert hotbed("train", *CLICKS, "--out", run).code == 0
     before = sorted(run.rglob("*"))
-    assert hotbed("train", "--resume", run).code == 2
+    assert hotbed("train", "--resume", run).code == 1
     assert sorted(run.rglob("*")) == before
 
 
@@ -291,7 +291,7 @@ def test_two_processes_cannot_train_in_one_folder(hotbed, tmp_path):
     with alone(run):
         for arguments in (("--resume", run, "--epochs", 2), (*CLICKS, "--out", run, "--overwrite")):
             result = hotbed("train", *arguments)
-            assert result.code == 2
+            assert result.code == 1
             assert "another process is training in" in result.err
     assert (run / "model").is_dir()
 
@@ -306,14 +306,14 @@ def test_a_folder_in_use_is_refused_before_anything_is_opened(hotbed, tmp_path, 
         result = hotbed(
             "train", *CLICKS, "--out", tmp_path / "run", "--memory", "1MiB", "--ssd", f"{tmp_path}/ssd:64MiB"
         )
-    assert result.code == 2
+    assert result.code == 1
     assert "another process is training in" in result.err
     assert not (tmp_path / "ssd").exists()
 
 
 def test_a_run_that_is_refused_leaves_no_folder(hotbed, tmp_path):
     result = hotbed("train", *CLICKS, "--out", tmp_path / "run", "--memory", "1MiB", "--ssd", f"{tmp_path}/ssd:1MiB")
-    assert result.code == 2
+    assert result.code == 3
     assert "the files of every dim take 4.0 MiB at least" in result.err
     assert not (tmp_path / "run").exists()
 
@@ -343,7 +343,7 @@ def test_evaluating_what_cannot_be(hotbed, tmp_path):
     assert "written as .parquet or .csv" in hotbed("predict", run, "criteo-like:3000", "--out", "scores.txt").err
     (run / "model" / "tables.safetensors").write_bytes(b"junk")
     result = hotbed("evaluate", run)
-    assert result.code == 2
+    assert result.code == 1
     assert "is damaged" in result.err
 
 
@@ -351,7 +351,7 @@ def test_a_diverging_run_says_so_and_has_a_page(hotbed, tmp_path):
     run = tmp_path / "run"
     sets = ("--set", "tables.optimizer=sgd", "--set", "tables.lr=1e30", "--set", "dense.lr=1e30")
     result = hotbed("train", *CLICKS, "--out", run, *sets)
-    assert result.code == 2
+    assert result.code == 1
     assert "diverged" in result.err
     assert (run / "report.html").is_file()
     assert not json.loads((run / "summary.json").read_text())["finished"]

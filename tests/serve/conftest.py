@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,12 +30,15 @@ GOOD = {
 class Server:
     """`hotbed serve` in a process of its own."""
 
-    def __init__(self, program: Program, port: int) -> None:
-        self.program, self.port = program, port
+    def __init__(self, program: Program, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.program, self.port, self._tls = program, port, tls
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
         """(status, body, headers) of one request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self._tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self._tls)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
@@ -55,14 +60,18 @@ SERVE = "import os, sys; os.dup2(1, 2); from hotbed.cli import main; main(['serv
 
 
 @contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Server]:
-    program = Program(SERVE, folder, "--port", "0", "--poll", "0", *flags)
+def serving(
+    folder: Path, *flags: str, env: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[Server]:
+    program = Program(
+        SERVE, folder, "--port", "0", "--poll", "0", *flags, env=None if env is None else os.environ | env
+    )
     try:
         told = []
         for line in program.stdout:
             told.append(line)
-            if match := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
-                yield Server(program, int(match[1]))
+            if match := re.search(r"listening on https?://127\.0\.0\.1:(\d+)", line):
+                yield Server(program, int(match[1]), tls)
                 break
         else:
             raise AssertionError("".join(told))

@@ -12,8 +12,8 @@ from hotbed.serve.request import Limits
 class Waiting:
     """A pool that scores when it is told to."""
 
-    def __init__(self):
-        self.jobs = []
+    def __init__(self, limits):
+        self.jobs, self.limits, self.metrics = [], limits, ServerMetrics()
 
     def submit(self, job):
         self.jobs.append(job)
@@ -40,8 +40,8 @@ async def ask(score):
 
 async def crowd(limit):
     """The answers to `limit` requests that wait, to two more, and to one after they are scored."""
-    metrics, pool = ServerMetrics(), Waiting()
-    score = _ScoreEndpoint(Limits(in_flight=limit), metrics, pool)
+    pool = Waiting(Limits(in_flight=limit))
+    metrics, score = pool.metrics, _ScoreEndpoint(pool)
     waiting = [asyncio.create_task(ask(score)) for _ in range(limit)]
     while len(pool.jobs) < limit:
         await asyncio.sleep(0)

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.serve.conftest import GOOD, serving
+
 
 @pytest.fixture(scope="module")
 def started(run_folder):
@@ -48,3 +50,12 @@ def test_the_command_line_scores_with_this_model(started):
     assert len(answer["scores"]) == 2
     assert all(0 < score < 1 for score in answer["scores"])
     assert f"version {answer['model']}," in started
+
+
+def test_the_log_as_json(run_folder):
+    with serving(run_folder, "--log-json") as server:
+        assert server.score(GOOD)[0] == 200
+    lines = [json.loads(line) for line in server.program.ended().stdout.splitlines()]
+    assert {line["logger"] for line in lines} == {"hotbed.serve"}
+    assert lines[-1]["message"] == "stopped"
+    assert "try: curl" in "".join(line["message"] for line in lines)

@@ -1,16 +1,25 @@
 """The numbers of the log over HTTP: the text format, the same numbers as TensorBoard's, and a server that is no trouble."""
 
 import socket
+import subprocess
+import sys
+import threading
 import urllib.error
 import urllib.request
 
 import pytest
 
-from hotbed.errors import RunError
+from hotbed.cli.progress import WatchOptions
+from hotbed.errors import ConfigError, RunError
 from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.prometheus import CONTENT, MetricsServer, Sample, exposition, histogram, sample_of
 from hotbed.telemetry.scalars import Number, numbers_of
 from tests.exposition import samples_of
+
+pytest.importorskip("prometheus_client")
+
+from hotbed.telemetry.prometheus import MetricsServer, name_of
+
+CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 TRAIN = {
     "kind": "train", "epoch": 1, "step": 50, "samples": 400, "seconds": 1.0, "loss": 0.5, "auc": None, "lr": 0.01,
@@ -53,14 +62,6 @@ def test_every_number_of_a_line_is_there(server):
     assert samples_of(answer(server.url)[1])["hotbed_train_loss"] == 0.25
 
 
-def test_a_histogram_counts_up_to_each_bound():
-    found = samples_of(exposition(histogram("hotbed_seconds", "of an answer", (0.5, 2.0), (3, 0, 1), 9.5)))
-    assert found == {
-        'hotbed_seconds_bucket{le="0.5"}': 3, 'hotbed_seconds_bucket{le="2.0"}': 3, 'hotbed_seconds_bucket{le="+Inf"}': 4,
-        "hotbed_seconds_sum": 9.5, "hotbed_seconds_count": 4,
-    }  # fmt: skip
-
-
 def test_names_are_those_of_tensorboard():
     numbers = [*numbers_of(TRAIN), *numbers_of(EVAL)]
     paths = {one.path for one in numbers}
@@ -70,33 +71,42 @@ def test_names_are_those_of_tensorboard():
     }  # fmt: skip
     for one in numbers:
         if not one.of:
-            assert sample_of(one).name == "hotbed_" + one.path.replace("/", "_")
-    assert sample_of(Number("cache", "odd name-1", 1.0)).name == "hotbed_cache_odd_name_1"
+            assert name_of(one) == "hotbed_" + one.path.replace("/", "_")
+    assert name_of(Number("cache", "odd name-1", 1.0)) == "hotbed_cache_odd_name_1"
 
 
-def test_help_is_one_line():
-    text = exposition([Sample("a", "gauge", "two\nlines \\ of", 1.0)])
-    assert text == "# HELP a two\\nlines \\\\ of\n# TYPE a gauge\na 1.0\n"
+def test_help_and_types(server):
+    server.begin(Progress(), 100)
+    server.record(EVAL)
+    text = answer(server.url)[1]
+    assert (
+        "# HELP hotbed_steps_total steps trained\n# TYPE hotbed_steps_total counter\nhotbed_steps_total 0.0\n" in text
+    )
+    assert "# HELP hotbed_eval_auc auc of the last evaluation of the split\n# TYPE hotbed_eval_auc gauge\n" in text
 
 
 def test_other_paths_and_methods(server):
-    with pytest.raises(urllib.error.HTTPError, match="404") as told:
-        answer(server.url.replace("metrics", "secrets"))
-    told.value.close()
-    assert answer(server.url, method="HEAD")[1] == ""
-    with pytest.raises(urllib.error.HTTPError, match="501") as told:
-        answer(server.url, method="DELETE")
-    told.value.close()
+    assert answer(server.url.replace("metrics", "other")) == answer(server.url)
+    for method in ("HEAD", "DELETE"):
+        with pytest.raises(urllib.error.HTTPError, match="405") as told:
+            answer(server.url, method=method)
+        told.value.close()
 
 
-def test_garbage_and_silent_clients_do_not_stop_it(server):
+def test_garbage_and_silent_clients_do_not_stop_it(server, capsys):
     port = int(server.url.rpartition(":")[2].partition("/")[0])
     for said in (b"\x00\xff\r\n\r\n", b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\n\r\n", b""):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
             client.sendall(said)
-    silent = socket.create_connection(("127.0.0.1", port), timeout=10)
-    assert answer(server.url)[1] == "\n"
-    silent.close()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+        assert answer(server.url)[1] == ""
+        assert silent.recv(100) == b"", "it is left after five seconds"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as gone:
+            gone.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert answer(server.url)[1] == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_a_port_that_is_taken(server):
@@ -119,14 +129,27 @@ def test_the_port_is_free_again_after_the_end():
     second.end()
 
 
-def test_the_parser_of_prometheus_reads_it(server):
-    parser = pytest.importorskip("prometheus_client.parser")
-    server.begin(Progress(), 100)
-    server.record(TRAIN)
-    server.record(EVAL)
-    ours = samples_of(server.text())
-    theirs = [one for family in parser.text_string_to_metric_families(server.text()) for one in family.samples]
-    assert len(theirs) == len(ours)
-    found = {(one.name, *one.labels.values()): one.value for one in theirs}
-    assert found["hotbed_eval_auc", "valid"] == 0.75
-    assert found["hotbed_ids_seen", 'us"er\n\\'] == 9
+def test_it_listens_on_ipv6():
+    if not socket.has_ipv6:
+        pytest.skip("there is no IPv6")
+    try:
+        server = MetricsServer("::1", 0)
+    except RunError as error:
+        pytest.skip(str(error))
+    assert server.url.startswith("http://[::1]:")
+    assert answer(server.url)[1] == ""
+    server.end()
+    assert not any("serve_forever" in one.name and one.is_alive() for one in threading.enumerate())
+
+
+def test_without_the_package_the_option_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--metrics-port needs prometheus_client, .* install"):
+        WatchOptions(metrics_port=0).check()
+    WatchOptions().check()
+
+
+def test_it_is_imported_for_the_option_only():
+    code = "import sys, hotbed.cli.train, hotbed.cli.train_run, hotbed.train.run; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

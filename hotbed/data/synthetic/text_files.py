@@ -24,7 +24,7 @@ from hotbed.data.hash import hash_text
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
 from hotbed.data.synthetic.shapes import SHAPES, Shape
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, without_room
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import put, write_file
 from hotbed.host.jit import njit
@@ -108,9 +108,10 @@ def _check_room(folder: Path, log: ClickLog, num_rows: int) -> None:
     rows = log.rows(0, SAMPLE)
     needed, free = len(render(log.shape, rows, 0)) / SAMPLE * num_rows, shutil.disk_usage(folder).free
     if needed > free:
-        raise DataError(
+        raise without_room(
+            DataError,
             f"{folder} has {free / 1e9:,.1f} GB free; the text of {num_rows:,} rows takes {needed / 1e9:,.1f} GB. "
-            "Write it to another disk, or generate fewer rows."
+            "Write it to another disk, or generate fewer rows.",
         )
 
 

@@ -12,12 +12,11 @@ reported once, tried again when the files have grown or shrunk by a segment, and
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from typing import NamedTuple
 
-from hotbed.errors import StoreError
+from hotbed.errors import DISK_FULL, StoreError
 from hotbed.store.ssd.append import Appender, NoRoomError
 from hotbed.store.ssd.kernels import relocate
 from hotbed.store.ssd.places import Places
@@ -25,7 +24,6 @@ from hotbed.store.ssd.scan import SegmentFile, scan
 from hotbed.store.ssd.segments import Segment, Segments
 
 _SPARE_SEGMENTS = 16
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 _LOG = logging.getLogger("hotbed.store")
 
 
@@ -199,4 +197,4 @@ class Compaction:
 
 def _is_full(error: BaseException) -> bool:
     """Whether the disk had no room; reading never fails this way."""
-    return isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+    return isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_FULL

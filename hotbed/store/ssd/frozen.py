@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.errors import StoreError
+from hotbed.errors import StoreError, without_room
 from hotbed.host.ahead import run_all
 from hotbed.host.atomic import flush_to_disk
 from hotbed.host.memory import in_words
@@ -217,9 +217,10 @@ def _register(path: Path, indexed: IndexedSegment, segments: Segments, limit: in
     size = HEADER_BYTES + indexed.num_records * segments.stride
     os.close(handle)
     if not segments.reserve(size, limit):
-        raise StoreError(
+        raise without_room(
+            StoreError,
             f"{path.parent} does not fit under the cap: {path.name} has {in_words(size)}, {in_words(segments.used_bytes)} of "
-            f"{in_words(limit)} are taken. Give a larger ssd=."
+            f"{in_words(limit)} are taken. Give a larger ssd=.",
         )
     target = _free_name(segments.folder, path)
     try:

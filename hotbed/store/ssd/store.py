@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.errors import StoreError
+from hotbed.errors import StoreError, without_room
 from hotbed.host.memory import in_words
 from hotbed.store.counts import TierContents, TierCounts, Tiers, TierSizes
 from hotbed.store.ssd import kernels
@@ -296,12 +296,13 @@ class SsdStore:
             return self._writer.append(keys, records, self._limit)
         sizes, cap = self.sizes(), self._segments.max_bytes
         held = sum(segment.num_bytes for segment in self._segments if segment.num_holds)
-        raise StoreError(
+        raise without_room(
+            StoreError,
             f"{self._segments.folder} has reached its cap: this write needs {in_words(num_bytes)}; live rows take "
             f"{in_words(sizes.ssd_live_bytes)}, stale ones {in_words(sizes.ssd_stale_bytes)}"
             + (f", a checkpoint in progress holds {in_words(held)}" if held else "")
             + f", and of ssd={in_words(cap)} {in_words(cap - self._limit)} are kept for compaction. Nothing is lost. Give a "
-            "larger ssd=, use fewer rows or a smaller dim, or let rows expire."
+            "larger ssd=, use fewer rows or a smaller dim, or let rows expire.",
         )
 
     def _checked(self, keys: Tensor, records: Tensor | None = None) -> NDArray[np.int64]:
@@ -344,7 +345,8 @@ def _check_shape(num_rows: int, stride: int, max_bytes: int, segment_bytes: int)
     if stride > MAX_RECORD_BYTES:
         raise StoreError(f"records of {in_words(stride)}: at most {in_words(MAX_RECORD_BYTES)}. Use a smaller dim.")
     if segment_bytes < HEADER_BYTES + stride or max_bytes < 3 * segment_bytes:
-        raise StoreError(
+        raise without_room(
+            StoreError,
             f"ssd={in_words(max_bytes)} is too little: three segments of {in_words(segment_bytes)} must fit, and a record of "
-            f"{in_words(stride)} into each."
+            f"{in_words(stride)} into each.",
         )

@@ -95,10 +95,15 @@ class LiveModel:
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
         self.tables = FileTables(tables, self.rows, self.id_maps)
         if before is None:
-            # while one model replaces another, the marks and id lists of both are in memory
-            times = 2 if budget.change_bytes else 1
-            self.rows.make_cache(budget.memory - times * self._list_bytes, times)
+            self.make_cache()
         self.rows.publish(version)
+
+    def make_cache(self, before: LiveModel | None = None) -> None:
+        """A cache of what the budget leaves for rows, from the memory of the model before it."""
+        # while one model replaces another, the marks and id lists of both are in memory
+        times = 2 if self._budget.change_bytes else 1
+        memory = self._budget.memory - times * self._list_bytes
+        self.rows.make_cache(memory, times, before.rows if before is not None else None)
 
     @property
     def _list_bytes(self) -> int:

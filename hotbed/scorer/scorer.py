@@ -150,7 +150,7 @@ class Scorer:
     def _follow(self, source: ModelSource) -> str:
         """Build the new version next to the old one, which keeps scoring until the new one has all its rows."""
         following = LiveModel(source, self._budget, before=self.live)
-        following.rows.take_cache(self.live.rows)
+        following.make_cache(self.live)
         self.live = following
         return "whole"
 

@@ -1,5 +1,6 @@
 """Newer checkpoints while others score: every batch by one version as a whole, to the bit, in every way a version can come."""
 
+import json
 import shutil
 import threading
 
@@ -8,12 +9,15 @@ import pytest
 import torch
 
 from hotbed.checkpoint.chain import find
+from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError, StoreError
 from hotbed.scorer import Scorer, kernels
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import open_source
+from hotbed.train.run import run
 from tests.scorer.conftest import start
 from tests.scorer.test_scorer import batches
+from tests.train.small import write_dataset
 
 STEPS = range(3, 25, 3)
 KINDS = {"plain": (), "dynamic": ("tables.dynamic=true",)}
@@ -161,3 +165,37 @@ def test_the_index_of_changes_ends_its_searches_when_it_is_full():
     assert [kernels.find_change(overlay, key) for key in range(9)] == [*range(8), -1]
     with pytest.raises(StoreError, match="more changed rows than were announced"):
         kernels.add_changes(np.array([8]), 8, table, places)
+
+
+@pytest.mark.parametrize("dims", [(4, 8), (8, 4)])
+def test_replaced_by_a_model_of_another_width(dims, dataset, tmp_path):
+    for dim in dims:
+        built = start(tmp_path / str(dim), dataset, f"model.dim={dim}")
+        run(built.training, built.subject)
+    old, new = (tmp_path / str(dim) for dim in dims)
+    with Scorer(open_source(new), "64KB", "cpu", tmp_path) as scorer:
+        wanted = [scorer.logits(batch).logits for batch in batches(dataset)]
+    with Scorer(open_source(old), "64KB", "cpu", tmp_path, updated=True) as scorer:
+        before = scorer.live
+        [scorer.logits(batch) for batch in batches(dataset)]
+        assert scorer.replace(open_source(new)) == "whole"
+        for live in (before, scorer.live):
+            assert live.rows.cache.rows.shape[1] == live.rows.dim
+        for _ in range(2):
+            found = [scorer.logits(batch).logits for batch in batches(dataset)]
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert scorer.num_bytes <= 64_000
+
+
+def test_a_replacement_by_larger_tables_stays_within_memory(trained, dataset, tmp_path):
+    """The marks of more rows leave less for the cache."""
+    old = trained("plain")
+    write_dataset(tmp_path / "large")
+    tree = json.loads((tmp_path / "large" / "schema.json").read_text())
+    next(one for one in tree["features"] if one["name"] == "site")["rows"] = 20_000
+    (tmp_path / "large" / "schema.json").write_text(json.dumps(tree))
+    built = start(tmp_path / "run", Dataset.open(tmp_path / "large"))
+    run(built.training, built.subject)
+    with Scorer(open_source(old), "9KB", "cpu", tmp_path, updated=True) as scorer:
+        scorer.replace(open_source(tmp_path / "run"))
+        assert scorer.num_bytes <= 9_000

@@ -5,11 +5,15 @@ import shutil
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+import hotbed
 from hotbed.checkpoint.chain import find
+from hotbed.checkpoint.layouts import entries_of
 from hotbed.data.dataset import Dataset
+from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import RunError, StoreError
 from hotbed.scorer import Scorer, kernels
 from hotbed.scorer.checkpoints import source_of
@@ -199,3 +203,33 @@ def test_a_replacement_by_larger_tables_stays_within_memory(trained, dataset, tm
     with Scorer(open_source(old), "9KB", "cpu", tmp_path, updated=True) as scorer:
         scorer.replace(open_source(tmp_path / "run"))
         assert scorer.num_bytes <= 9_000
+
+
+def retrained(root, day, *, dense):
+    """A run on the log of a day, in the same folders every day; frequent users become rare ones, so ids are renumbered."""
+    rng = np.random.default_rng(3)
+    user = np.minimum(rng.geometric(0.12, 800) - 1, 20)
+    user[:21] = np.arange(21)
+    columns = {
+        "click": (rng.random(800) < 0.1 + 0.8 * (user % 2)).astype(np.int64),
+        "price": rng.normal(size=800).round(3) * (1 + day) + 5 * day,
+        "user": [f"u{one}" for one in (user + 7 * day) % 21],
+    }
+    names = ("price",) if dense else ()
+    kept = pa.table({name: columns[name] for name in ("click", *names, "user")})
+    prepare(kept, root / "clicks", label="click", dense=names, ids=("user",), workers=1, overwrite=True)
+    shutil.rmtree(root / "run", ignore_errors=True)
+    built = start(root / "run", Dataset.open(root / "clicks"), "train.epochs=2")
+    run(built.training, built.subject)
+    return {name: columns[name] for name in (*names, "user")}
+
+
+def test_a_checkpoint_of_a_dataset_that_was_prepared_again_is_loaded_whole(tmp_path):
+    retrained(tmp_path, 0, dense=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with Scorer(open_source(tmp_path / "run"), "1MB", "cpu", tmp_path, updated=True) as scorer:
+        asked = retrained(tmp_path, 1, dense=True)
+        shutil.rmtree(tmp_path / "run" / "model")
+        assert scorer.update(entries_of(tmp_path / "run")) == "whole"
+        with hotbed.load(tmp_path / "run") as fresh:
+            np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))

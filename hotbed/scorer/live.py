@@ -86,9 +86,10 @@ class LiveModel:
         self.rows = FileRows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
         weakref.finalize(self, self.rows.close)
         tables, dynamic = self._put_parts()
-        same = before is not None and before.source.columns == source.columns and before.schema == self.schema
         self.vocabularies: dict[str, IdMap] = (
-            before.vocabularies if before is not None and same else self._vocabularies()
+            before.vocabularies
+            if before is not None and before.source.columns_mark == source.columns_mark
+            else self._vocabularies()
         )
         self.id_maps = self._make_maps(dynamic)
         self._sequences: dict[str, int] = source.model.get("sequences") or {}

@@ -15,6 +15,7 @@ from hotbed.checkpoint.layouts import entries_of
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import RunError, StoreError
+from hotbed.export.write import ExportOptions, export
 from hotbed.scorer import Scorer, kernels
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import open_source
@@ -232,4 +233,23 @@ def test_a_checkpoint_of_a_dataset_that_was_prepared_again_is_loaded_whole(tmp_p
         shutil.rmtree(tmp_path / "run" / "model")
         assert scorer.update(entries_of(tmp_path / "run")) == "whole"
         with hotbed.load(tmp_path / "run") as fresh:
+            np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_model_whose_ids_are_numbered_anew_under_an_equal_schema(tmp_path, exported):
+    def written(day):
+        asked = retrained(tmp_path, day, dense=False)
+        if exported:
+            export(tmp_path / "run", tmp_path / "export", ExportOptions(onnx=False, overwrite=True))
+        return asked
+
+    written(0)
+    place = tmp_path / "export" if exported else tmp_path / "run"
+    with Scorer(open_source(place), "1MB", "cpu", tmp_path, updated=True) as scorer:
+        schema = scorer.live.schema
+        asked = written(1)
+        scorer.replace(open_source(place))
+        assert scorer.live.schema == schema
+        with hotbed.load(place) as fresh:
             np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))

@@ -87,6 +87,8 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
         mark,
         partial(_parts, chains),
         tuple(chains[0]) if len(chains) == 1 else (),
+        is_current=lambda: _columns(first, config.data.path) == (columns, mark),
+        reopen=lambda: source_of(entries),
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hotbed.data.raw_reader import read_vocabulary
 from hotbed.data.vocabulary import Numbering
-from hotbed.errors import BudgetError, ConfigError, IdError, RunError
+from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, RunError
 from hotbed.host.memory import in_words
 from hotbed.models import block_of, rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
@@ -43,6 +43,7 @@ from hotbed.tables.outputs import split_of
 from hotbed.types import Batch, RowPart
 
 _CPU = torch.device("cpu")
+_TRIES = 5  # to open a model that is replaced meanwhile
 _IDS_SHARE = 8  # id lists that take more than this part of memory are in files
 
 
@@ -186,6 +187,24 @@ class LiveModel:
         if fits:
             return MemoryIds(ids)
         return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
+
+
+def open_live(source: ModelSource, budget: Budget, before: LiveModel | None = None) -> LiveModel:
+    """A model whose files are all of one version: a folder that is replaced while they are opened is opened again."""
+    for _ in range(_TRIES):
+        try:
+            live = LiveModel(source, budget, before)
+            if source.is_current():
+                return live
+            del live
+        except (HotbedError, OSError):
+            if source.is_current():
+                raise
+        source = source.reopen()
+    raise RunError(
+        f"{source.place} was replaced {_TRIES} times while it was opened, so that no version could be read whole. "
+        "Load it when it is written less often."
+    )
 
 
 def build_dense(source: ModelSource, device: torch.device) -> nn.Module:

@@ -70,6 +70,8 @@ class ModelSource:
     chain: tuple[Entry, ...] = field(
         default=(), repr=False
     )  # the checkpoints it consists of, oldest first; only if one process wrote them
+    is_current: Callable[[], bool] = field(kw_only=True)  # whether its folders still hold what it was opened from
+    reopen: Callable[[], ModelSource] = field(kw_only=True)
 
     @property
     def schema(self) -> Schema:
@@ -121,6 +123,8 @@ def open_model(folder: Path) -> ModelSource:
             read_tensors(folder / "dense.safetensors"),
             folder,
             columns_mark(folder, manifest),
+            is_current=lambda: read_marks(folder) == manifest,
+            reopen=lambda: open_model(folder),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
@@ -185,6 +189,8 @@ def open_export(folder: Path) -> ModelSource:
         folder,
         columns_mark(folder, manifest),
         partial(_export_parts, export, moved) if moved else None,
+        is_current=lambda: read_marks(folder) == manifest,
+        reopen=lambda: open_export(folder),
     )
 
 

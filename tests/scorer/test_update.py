@@ -16,7 +16,8 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import RunError, StoreError
 from hotbed.export.write import ExportOptions, export
-from hotbed.scorer import Scorer, kernels
+from hotbed.host.atomic import exchange
+from hotbed.scorer import Scorer, kernels, live
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import open_source
 from hotbed.train.run import run
@@ -253,3 +254,42 @@ def test_a_model_whose_ids_are_numbered_anew_under_an_equal_schema(tmp_path, exp
         assert scorer.live.schema == schema
         with hotbed.load(place) as fresh:
             np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))
+
+
+@pytest.fixture(scope="module")
+def two_models(dataset, tmp_path_factory):
+    root = tmp_path_factory.mktemp("two")
+    for name, *sets in (("a",), ("b", "train.seed=7", "tables.lr=0.5")):
+        built = start(root / name, dataset, *sets)
+        run(built.training, built.subject)
+        export(root / name, root / f"export-{name}", ExportOptions(onnx=False))
+    return root
+
+
+@pytest.mark.parametrize("places", [("a/model", "b/model"), ("export-a", "export-b")])
+def test_a_folder_that_is_replaced_while_it_is_opened(two_models, dataset, monkeypatch, places):
+    old, new = (two_models / place for place in places)
+    with hotbed.load(new) as scorer:
+        version, wanted = scorer.version, [scorer.logits(batch).logits for batch in batches(dataset)]
+    real = live.build_dense
+
+    def replaced(source, device):
+        monkeypatch.setattr(live, "build_dense", real)
+        built = real(source, device)
+        assert exchange(old, new)
+        return built
+
+    monkeypatch.setattr(live, "build_dense", replaced)
+    with hotbed.load(old) as scorer:
+        found = [scorer.logits(batch).logits for batch in batches(dataset)]
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert scorer.version == version or "export" in places[0]
+    assert exchange(old, new)
+
+
+def test_a_folder_that_is_replaced_all_the_time_is_refused(two_models, monkeypatch):
+    old, new = two_models / "a" / "model", two_models / "b" / "model"
+    real = live.build_dense
+    monkeypatch.setattr(live, "build_dense", lambda *given: (real(*given), exchange(old, new))[0])
+    with pytest.raises(RunError, match="replaced 5 times while it was opened"):
+        hotbed.load(old)

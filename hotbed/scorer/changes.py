@@ -109,11 +109,20 @@ def apply_changes(live: LiveModel) -> None:
 
 
 def _same_tables(one: ModelSource, other: ModelSource) -> bool:
-    """Whether both have the same tables, written by one process, with row numbers and the same initial values."""
+    """Whether both have the same tables, of the same dataset, written by one process, with row numbers and initial values.
+
+    A run that was trained again on new data has equal tables too, but its ids and numbers are encoded differently.
+    """
     static = all(table.rows is not None for table in one.tables.values())
     plain = not any(entry.manifest.linked or entry.manifest.gone for entry in (*one.chain, *other.chain))
     same = one.tables == other.tables and one.model == other.model and one.columns == other.columns
-    return bool(one.chain) and bool(other.chain) and static and plain and same
+    return bool(one.chain) and bool(other.chain) and static and plain and same and _same_data(one, other)
+
+
+def _same_data(*sources: ModelSource) -> bool:
+    """Whether the checkpoints were trained on one dataset, by its fingerprint."""
+    one, other = (source.chain[-1].manifest.document.get("progress", {}).get("data", "") for source in sources)
+    return bool(one) and bool(one == other)
 
 
 def _since(live: LiveModel, entries: Sequence[Entry], budget: Budget) -> RowChanges | None:

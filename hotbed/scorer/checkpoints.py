@@ -34,7 +34,7 @@ from hotbed.ops.shard import Shard
 from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
 from hotbed.run.model_card import card_of
-from hotbed.scorer.source import ModelSource, TableSource
+from hotbed.scorer.source import ModelSource, TableSource, columns_mark, read_marks
 from hotbed.tables.snapshot.snapshot import thawed
 from hotbed.types import RowPart
 
@@ -59,7 +59,7 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
             "Load it into your own model with hotbed.checkpoint.load."
         )
     config = read_tree(tree)
-    columns = _columns(first, config.data.path)
+    columns, mark = _columns(first, config.data.path)
     card = card_of(config, Schema.load(columns))
     shapes = first.manifest.tables
     if list(shapes) != list(card["tables"]):
@@ -84,16 +84,19 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
         tables,
         mean_of([tensors_of(one, DENSE) for one in entries]),
         columns,
+        mark,
         partial(_parts, chains),
         tuple(chains[0]) if len(chains) == 1 else (),
+        is_current=lambda: _columns(first, config.data.path) == (columns, mark),
+        reopen=lambda: source_of(entries),
     )
 
 
-def _columns(entry: Entry, data: str) -> Path:
-    """The folder with schema.json and counts/: that of the run's model, else the dataset itself."""
+def _columns(entry: Entry, data: str) -> tuple[Path, str]:
+    """The folder with schema.json and counts/, and the mark of its content: that of the run's model, else the dataset."""
     model = run_of(entry.folder) / "model"
-    if (model / "schema.json").is_file():
-        return model
+    if (model / "schema.json").is_file() and (manifest := read_marks(model)):
+        return model, columns_mark(model, manifest)
     try:
         dataset = resolve(find_data(data, run_of(entry.folder)))
     except (DataError, OSError) as error:
@@ -105,7 +108,7 @@ def _columns(entry: Entry, data: str) -> Path:
         raise RunError(
             f"{entry.folder} was trained on {data}, which has changed since: its ids are numbered differently now."
         )
-    return dataset.path
+    return dataset.path, dataset.fingerprint
 
 
 def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:

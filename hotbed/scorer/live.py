@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hotbed.data.raw_reader import read_vocabulary
 from hotbed.data.vocabulary import Numbering
-from hotbed.errors import BudgetError, ConfigError, IdError, RunError
+from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, RunError
 from hotbed.host.memory import in_words
 from hotbed.models import block_of, rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
@@ -43,6 +43,7 @@ from hotbed.tables.outputs import split_of
 from hotbed.types import Batch, RowPart
 
 _CPU = torch.device("cpu")
+_TRIES = 5  # to open a model that is replaced meanwhile
 _IDS_SHARE = 8  # id lists that take more than this part of memory are in files
 
 
@@ -91,19 +92,25 @@ class LiveModel:
         self.rows = FileRows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
         weakref.finalize(self, self.rows.close)
         tables, dynamic = self._put_parts()
-        same = before is not None and before.source.columns == source.columns and before.schema == self.schema
         self.vocabularies: dict[str, IdMap] = (
-            before.vocabularies if before is not None and same else self._vocabularies()
+            before.vocabularies
+            if before is not None and before.source.columns_mark == source.columns_mark
+            else self._vocabularies()
         )
         self.id_maps = self._make_maps(dynamic)
         self._sequences: dict[str, int] = source.model.get("sequences") or {}
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
         self.tables = FileTables(tables, self.rows, self.id_maps)
         if before is None:
-            # while one model replaces another, the marks and id lists of both are in memory
-            times = 2 if budget.change_bytes else 1
-            self.rows.make_cache(budget.memory - times * self._list_bytes, times)
+            self.make_cache()
         self.rows.publish(version)
+
+    def make_cache(self, before: LiveModel | None = None) -> None:
+        """A cache of what the budget leaves for rows, from the memory of the model before it."""
+        # while one model replaces another, the marks and id lists of both are in memory
+        times = 2 if self._budget.change_bytes else 1
+        memory = self._budget.memory - times * self._list_bytes
+        self.rows.make_cache(memory, times, before.rows if before is not None else None)
 
     @property
     def _list_bytes(self) -> int:
@@ -186,6 +193,24 @@ class LiveModel:
         if fits:
             return MemoryIds(ids)
         return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
+
+
+def open_live(source: ModelSource, budget: Budget, before: LiveModel | None = None) -> LiveModel:
+    """A model whose files are all of one version: a folder that is replaced while they are opened is opened again."""
+    for _ in range(_TRIES):
+        try:
+            live = LiveModel(source, budget, before)
+            if source.is_current():
+                return live
+            del live
+        except (HotbedError, OSError):
+            if source.is_current():
+                raise
+        source = source.reopen()
+    raise RunError(
+        f"{source.place} was replaced {_TRIES} times while it was opened, so that no version could be read whole. "
+        "Load it when it is written less often."
+    )
 
 
 def build_dense(source: ModelSource, device: torch.device) -> nn.Module:

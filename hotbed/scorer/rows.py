@@ -99,8 +99,25 @@ class FileRows:
         self.state: Any = None
         self.cache = _empty_cache(1, dim)
 
-    def make_cache(self, memory: int, times: int = 1) -> None:
-        """Make a cache of the bytes that pending changes and marks (held `times` times) leave of `memory`."""
+    def make_cache(self, memory: int, times: int = 1, before: FileRows | None = None) -> None:
+        """Make a cache of the bytes that pending changes and marks (held `times` times) leave of `memory`.
+
+        The cache of `before` is given up: its memory is reused if it has the same shape, else freed first.
+        """
+        num_sets = self._num_sets(memory, times)
+        cache = None if before is None else before._give_cache()
+        if cache is not None and (len(cache.keys), cache.rows.shape[1]) == (num_sets, self.dim):
+            cache.keys.fill(EMPTY)
+            cache.uses.fill(0)
+            cache.epochs.fill(0)
+        else:
+            del cache
+            cache = _empty_cache(num_sets, self.dim)
+        with self.lock:
+            self.cache = cache
+
+    def _num_sets(self, memory: int, times: int) -> int:
+        """Sets of a cache within `memory`; a BudgetError if there is no room for one."""
         marks = times * self.files.marks.nbytes
         left = memory - marks - self._change_bytes
         set_bytes = WAYS * (4 * self.dim + _SLOT_BYTES)
@@ -113,7 +130,13 @@ class FileRows:
         num_sets = left // set_bytes
         if self.num_rows is not None:
             num_sets = min(num_sets, max(1, self.num_rows // 4))  # twice as many slots as rows: more are never used
-        self.cache = _empty_cache(num_sets, self.dim)
+        return num_sets
+
+    def _give_cache(self) -> RowCache:
+        """The cache, to be reused by another model; lookups that are under way get a minimal one."""
+        with self.lock:
+            cache, self.cache = self.cache, _empty_cache(1, self.dim)
+        return cache
 
     def start_of(self, table: int) -> int:
         """The key of its first row."""
@@ -221,16 +244,6 @@ class FileRows:
         """How many changed rows can be pending at once."""
         slots = self._change_bytes // 12
         return (1 << max(0, slots.bit_length() - 1)) * 2 // 3 if slots else 0
-
-    def take_cache(self, other: FileRows) -> None:
-        """Take over the memory of another's cache, emptied; the other keeps a minimal one."""
-        with other.lock:
-            cache, other.cache = other.cache, _empty_cache(1, self.dim)
-        cache.keys.fill(EMPTY)
-        cache.uses.fill(0)
-        cache.epochs.fill(0)
-        with self.lock:
-            self.cache = cache
 
     def close(self) -> None:
         """Close all files."""

@@ -25,7 +25,7 @@ from hotbed.run.predictions import Scores, scores_by_task
 from hotbed.run.remote_folder import for_scoring, local_copy
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
-from hotbed.scorer.live import Budget, LiveModel, ScoredBatch
+from hotbed.scorer.live import Budget, ScoredBatch, open_live
 from hotbed.scorer.rows import RowCounts
 from hotbed.scorer.source import ModelSource, open_source
 from hotbed.types import Batch
@@ -71,7 +71,7 @@ class Scorer:
         most = parse_bytes(memory, "memory")
         self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0, mapped)
         self._updating = threading.Lock()
-        self.live = LiveModel(source, self._budget)
+        self.live = open_live(source, self._budget)
 
     @property
     def version(self) -> str:
@@ -154,8 +154,8 @@ class Scorer:
 
     def _follow(self, source: ModelSource) -> str:
         """Build the new version next to the old one, which keeps scoring until the new one has all its rows."""
-        following = LiveModel(source, self._budget, before=self.live)
-        following.rows.take_cache(self.live.rows)
+        following = open_live(source, self._budget, before=self.live)
+        following.make_cache(self.live)
         self.live = following
         return "whole"
 

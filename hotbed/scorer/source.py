@@ -65,10 +65,13 @@ class ModelSource:
     tables: dict[str, TableSource]  # in the order of the features
     dense: dict[str, Tensor]
     columns: Path  # folder of schema.json and counts/
+    columns_mark: str  # of its content: with equal marks, ids are numbered alike
     parts: Callable[[], Iterator[RowPart]] | None = None
     chain: tuple[Entry, ...] = field(
         default=(), repr=False
     )  # the checkpoints it consists of, oldest first; only if one process wrote them
+    is_current: Callable[[], bool] = field(kw_only=True)  # whether its folders still hold what it was opened from
+    reopen: Callable[[], ModelSource] = field(kw_only=True)
 
     @property
     def schema(self) -> Schema:
@@ -107,20 +110,41 @@ def open_source(place: Path) -> ModelSource:
 
 def open_model(folder: Path) -> ModelSource:
     """RUN/model."""
+    manifest = read_marks(folder)
     card = read_card(folder)
     places = Tensors.open(folder / "tables.safetensors")
     try:
         tables = {name: _table(name, one, places) for name, one in card["tables"].items()}
         return ModelSource(
             folder,
-            f"model-{zlib.crc32((folder / MANIFEST).read_bytes()):08x}",
+            f"model-{zlib.crc32(manifest):08x}",
             card["model"],
             tables,
             read_tensors(folder / "dense.safetensors"),
             folder,
+            columns_mark(folder, manifest),
+            is_current=lambda: read_marks(folder) == manifest,
+            reopen=lambda: open_model(folder),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
+
+
+def read_marks(folder: Path) -> bytes:
+    """The manifest of a model folder or an export; empty if it is not there, which `check_folder` reports."""
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except OSError:
+        return b""
+
+
+def columns_mark(folder: Path, manifest: bytes) -> str:
+    """Sizes and checksums of schema.json and counts/, by the manifest of their folder."""
+    try:
+        marks = json.loads(manifest)
+        return json.dumps({name: marks[name] for name in sorted(marks) if name.startswith(("schema.json", "counts/"))})
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{folder / MANIFEST} is damaged ({type(error).__name__}: {error}).") from error
 
 
 def _table(name: str, card: dict[str, Any], tensors: Tensors) -> TableSource:
@@ -146,6 +170,7 @@ def _table(name: str, card: dict[str, Any], tensors: Tensors) -> TableSource:
 
 def open_export(folder: Path) -> ModelSource:
     """The folder that `hotbed export` wrote."""
+    manifest = read_marks(folder)
     export = read_export(folder)
     if export.row_format == "none":
         raise RunError(f"{folder} holds no rows to score with. Export again with --row-format safetensors.")
@@ -162,7 +187,10 @@ def open_export(folder: Path) -> ModelSource:
         tables,
         read_tensors(folder / "dense.safetensors"),
         folder,
+        columns_mark(folder, manifest),
         partial(_export_parts, export, moved) if moved else None,
+        is_current=lambda: read_marks(folder) == manifest,
+        reopen=lambda: open_export(folder),
     )
 
 

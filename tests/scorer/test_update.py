@@ -1,19 +1,29 @@
 """Newer checkpoints while others score: every batch by one version as a whole, to the bit, in every way a version can come."""
 
+import json
 import shutil
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+import hotbed
 from hotbed.checkpoint.chain import find
+from hotbed.checkpoint.layouts import entries_of
+from hotbed.data.dataset import Dataset
+from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import RunError, StoreError
-from hotbed.scorer import Scorer, kernels
+from hotbed.export.write import ExportOptions, export
+from hotbed.host.atomic import exchange
+from hotbed.scorer import Scorer, kernels, live
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import open_source
+from hotbed.train.run import run
 from tests.scorer.conftest import start
 from tests.scorer.test_scorer import batches
+from tests.train.small import write_dataset
 
 STEPS = range(3, 25, 3)
 KINDS = {"plain": (), "dynamic": ("tables.dynamic=true",)}
@@ -161,3 +171,125 @@ def test_the_index_of_changes_ends_its_searches_when_it_is_full():
     assert [kernels.find_change(overlay, key) for key in range(9)] == [*range(8), -1]
     with pytest.raises(StoreError, match="more changed rows than were announced"):
         kernels.add_changes(np.array([8]), 8, table, places)
+
+
+@pytest.mark.parametrize("dims", [(4, 8), (8, 4)])
+def test_replaced_by_a_model_of_another_width(dims, dataset, tmp_path):
+    for dim in dims:
+        built = start(tmp_path / str(dim), dataset, f"model.dim={dim}")
+        run(built.training, built.subject)
+    old, new = (tmp_path / str(dim) for dim in dims)
+    with Scorer(open_source(new), "64KB", "cpu", tmp_path) as scorer:
+        wanted = [scorer.logits(batch).logits for batch in batches(dataset)]
+    with Scorer(open_source(old), "64KB", "cpu", tmp_path, updated=True) as scorer:
+        before = scorer.live
+        [scorer.logits(batch) for batch in batches(dataset)]
+        assert scorer.replace(open_source(new)) == "whole"
+        for live in (before, scorer.live):
+            assert live.rows.cache.rows.shape[1] == live.rows.dim
+        for _ in range(2):
+            found = [scorer.logits(batch).logits for batch in batches(dataset)]
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert scorer.num_bytes <= 64_000
+
+
+def test_a_replacement_by_larger_tables_stays_within_memory(trained, dataset, tmp_path):
+    """The marks of more rows leave less for the cache."""
+    old = trained("plain")
+    write_dataset(tmp_path / "large")
+    tree = json.loads((tmp_path / "large" / "schema.json").read_text())
+    next(one for one in tree["features"] if one["name"] == "site")["rows"] = 20_000
+    (tmp_path / "large" / "schema.json").write_text(json.dumps(tree))
+    built = start(tmp_path / "run", Dataset.open(tmp_path / "large"))
+    run(built.training, built.subject)
+    with Scorer(open_source(old), "9KB", "cpu", tmp_path, updated=True) as scorer:
+        scorer.replace(open_source(tmp_path / "run"))
+        assert scorer.num_bytes <= 9_000
+
+
+def retrained(root, day, *, dense):
+    """A run on the log of a day, in the same folders every day; frequent users become rare ones, so ids are renumbered."""
+    rng = np.random.default_rng(3)
+    user = np.minimum(rng.geometric(0.12, 800) - 1, 20)
+    user[:21] = np.arange(21)
+    columns = {
+        "click": (rng.random(800) < 0.1 + 0.8 * (user % 2)).astype(np.int64),
+        "price": rng.normal(size=800).round(3) * (1 + day) + 5 * day,
+        "user": [f"u{one}" for one in (user + 7 * day) % 21],
+    }
+    names = ("price",) if dense else ()
+    kept = pa.table({name: columns[name] for name in ("click", *names, "user")})
+    prepare(kept, root / "clicks", label="click", dense=names, ids=("user",), workers=1, overwrite=True)
+    shutil.rmtree(root / "run", ignore_errors=True)
+    built = start(root / "run", Dataset.open(root / "clicks"), "train.epochs=2")
+    run(built.training, built.subject)
+    return {name: columns[name] for name in (*names, "user")}
+
+
+def test_a_checkpoint_of_a_dataset_that_was_prepared_again_is_loaded_whole(tmp_path):
+    retrained(tmp_path, 0, dense=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with Scorer(open_source(tmp_path / "run"), "1MB", "cpu", tmp_path, updated=True) as scorer:
+        asked = retrained(tmp_path, 1, dense=True)
+        shutil.rmtree(tmp_path / "run" / "model")
+        assert scorer.update(entries_of(tmp_path / "run")) == "whole"
+        with hotbed.load(tmp_path / "run") as fresh:
+            np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_model_whose_ids_are_numbered_anew_under_an_equal_schema(tmp_path, exported):
+    def written(day):
+        asked = retrained(tmp_path, day, dense=False)
+        if exported:
+            export(tmp_path / "run", tmp_path / "export", ExportOptions(onnx=False, overwrite=True))
+        return asked
+
+    written(0)
+    place = tmp_path / "export" if exported else tmp_path / "run"
+    with Scorer(open_source(place), "1MB", "cpu", tmp_path, updated=True) as scorer:
+        schema = scorer.live.schema
+        asked = written(1)
+        scorer.replace(open_source(place))
+        assert scorer.live.schema == schema
+        with hotbed.load(place) as fresh:
+            np.testing.assert_array_equal(scorer.score(asked), fresh.score(asked))
+
+
+@pytest.fixture(scope="module")
+def two_models(dataset, tmp_path_factory):
+    root = tmp_path_factory.mktemp("two")
+    for name, *sets in (("a",), ("b", "train.seed=7", "tables.lr=0.5")):
+        built = start(root / name, dataset, *sets)
+        run(built.training, built.subject)
+        export(root / name, root / f"export-{name}", ExportOptions(onnx=False))
+    return root
+
+
+@pytest.mark.parametrize("places", [("a/model", "b/model"), ("export-a", "export-b")])
+def test_a_folder_that_is_replaced_while_it_is_opened(two_models, dataset, monkeypatch, places):
+    old, new = (two_models / place for place in places)
+    with hotbed.load(new) as scorer:
+        version, wanted = scorer.version, [scorer.logits(batch).logits for batch in batches(dataset)]
+    real = live.build_dense
+
+    def replaced(source, device):
+        monkeypatch.setattr(live, "build_dense", real)
+        built = real(source, device)
+        assert exchange(old, new)
+        return built
+
+    monkeypatch.setattr(live, "build_dense", replaced)
+    with hotbed.load(old) as scorer:
+        found = [scorer.logits(batch).logits for batch in batches(dataset)]
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert scorer.version == version or "export" in places[0]
+    assert exchange(old, new)
+
+
+def test_a_folder_that_is_replaced_all_the_time_is_refused(two_models, monkeypatch):
+    old, new = two_models / "a" / "model", two_models / "b" / "model"
+    real = live.build_dense
+    monkeypatch.setattr(live, "build_dense", lambda *given: (real(*given), exchange(old, new))[0])
+    with pytest.raises(RunError, match="replaced 5 times while it was opened"):
+        hotbed.load(old)

@@ -21,7 +21,7 @@ import torch
 from hotbed.checkpoint import Policy
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
-from hotbed.models.base_rate import mean_shift, output_bias, training_shift
+from hotbed.models.base_rate import mean_shift, output_bias
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.breakdown import Breakdown
@@ -288,7 +288,7 @@ class Training:
         if found is None:
             return
         share = found.metrics.positives / found.metrics.samples
-        shift = mean_shift(found.logits + training_shift(self.learner.model), share) if self.world.is_first else None
+        shift = mean_shift(found.logits + self.learner.sampled_shift, share) if self.world.is_first else None
         with torch.no_grad():
             bias.add_(self.world.from_first(shift))
         self._last_valid = None

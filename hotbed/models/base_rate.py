@@ -44,11 +44,6 @@ def output_bias(model: nn.Module) -> nn.Parameter | None:
     return _output_bias(model, vectors, torch.zeros(2, model.num_dense, device=device))
 
 
-def training_shift(model: nn.Module) -> float:
-    """What is added to the logits while training alone; see SampledOdds."""
-    return sum(one.shift for one in model._forward_hooks.values() if isinstance(one, SampledOdds))
-
-
 def mean_shift(logits: NDArray[np.floating[Any]], share: float) -> float:
     """The number to add to logits so that the mean probability is `share`, by bisection; 0 if there is only one class."""
     if not 0 < share < 1 or not len(logits):
@@ -62,25 +57,6 @@ def mean_shift(logits: NDArray[np.floating[Any]], share: float) -> float:
         else:
             high = middle
     return (low + high) / 2
-
-
-class SampledOdds:
-    """A forward hook: while training on a share of all negatives, logits are those of the sampled log.
-
-    Keeping a share s of the negatives multiplies the odds of a positive by 1 / s. With log(1 / s) added in training alone, the
-    model itself learns the logits of the whole log, and its scores are calibrated wherever it is used. Of several tasks only
-    the label is sampled by, so the others learn the sampled log.
-    """
-
-    def __init__(self, kept: float) -> None:
-        self.shift = -math.log(kept)
-
-    def __call__(self, model: nn.Module, inputs: object, logits: Tensor) -> Tensor | None:
-        if not model.training:
-            return None
-        if logits.dim() == 1:
-            return logits + self.shift
-        return torch.cat([logits[:, :1] + self.shift, logits[:, 1:]], dim=1)
 
 
 def _output_bias(model: nn.Module, vectors: Tensor, dense: Tensor) -> nn.Parameter | None:

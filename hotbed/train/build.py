@@ -23,7 +23,7 @@ from hotbed.errors import ConfigError, ExitCode
 from hotbed.host.devices import pick_device
 from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import build_model, check_model, is_own, shown_name, vector_width
-from hotbed.models.base_rate import SampledOdds, set_base_rate
+from hotbed.models.base_rate import set_base_rate
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
@@ -60,7 +60,7 @@ from hotbed.train.build_ranks import (
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.loop import Training
-from hotbed.train.loss import positive_problems, positive_weights, task_loss
+from hotbed.train.loss import positive_problems, positive_weights, sampled_shift, task_loss
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
 from hotbed.train.step import Learner
@@ -185,9 +185,6 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
             raise_problems(model_problems(model_of(config, schema), device), ExitCode.DOES_NOT_FIT)
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
-    kept = float(schema.notes.get("negatives_kept", 1.0))
-    if kept < 1 and not config.follow.source:  # a log that is followed has all its rows
-        model.register_forward_hook(SampledOdds(kept))
     if config.train.base_rate:
         _start_at_base_rate(config, schema, model, device)
     rows = tables_of(config, world)(
@@ -208,7 +205,19 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     loss = _loss_of(config, schema)
     compiled = compiled_step(config, model, dense, device, loss) if world.size == 1 else None
     hot = _hot_rows(config, dataset, rows)
-    return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled, loss=loss)
+    return Learner(
+        rows,
+        model,
+        dense,
+        config.dense.lr,
+        device,
+        *ahead,
+        hot,
+        world,
+        compiled=compiled,
+        loss=loss,
+        sampled_shift=sampled_shift(_negatives_kept(config, schema)),
+    )
 
 
 def _start_at_base_rate(config: RunConfig, schema: Schema, model: nn.Module, device: torch.device) -> None:
@@ -317,19 +326,25 @@ def compiled_step(
 def _loss_of(config: RunConfig, schema: Schema) -> Loss:
     """That of all labels, by the weights of tasks and of samples."""
     positives = list(positive_weights(config.train.positive_weight, schema.labels).values())
-    if not schema.tasks and not schema.weight and positives == [1]:
+    kept = _negatives_kept(config, schema)
+    if not schema.tasks and not schema.weight and positives == [1] and kept == 1:
         return binary_loss
     weights = [config.train.task_weights.get(task.name, 1.0) for task in schema.labels]
     kinds = [task.kind for task in schema.labels]
-    return task_loss(kinds, weights, weighted=bool(schema.weight), positives=positives)
+    return task_loss(kinds, weights, weighted=bool(schema.weight), positives=positives, kept=kept)
+
+
+def _negatives_kept(config: RunConfig, schema: Schema) -> float:
+    """The share of the negatives that is trained on; a log that is followed has all its rows."""
+    return 1.0 if config.follow.source else float(schema.notes.get("negatives_kept", 1.0))
 
 
 def _label_notes(config: RunConfig, schema: Schema) -> tuple[str, ...]:
     """In which way labels were not counted as they are in the log."""
     corrected = "predicted probabilities are corrected for it"
     notes = []
-    if "negatives_kept" in schema.notes and not config.follow.source:
-        kept = float(schema.notes["negatives_kept"])
+    kept = _negatives_kept(config, schema)
+    if kept < 1:
         notes.append(
             f"train holds {kept:.3g} of the rows whose {schema.label} is 0 (prepare --keep-negatives); {corrected}"
         )

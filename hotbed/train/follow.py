@@ -21,6 +21,8 @@ from hotbed.train.hours import Hours
 _BREATH = 0.2  # seconds between two questions whether to stop
 _CAUGHT_UP = 10.0  # seconds between two checkpoints of a run that has nothing left to train, at least
 
+_NONE = -1  # the step of no checkpoint
+
 
 class CountingTables(Protocol):
     """Tables, as far as this file needs them."""
@@ -57,6 +59,7 @@ class Follower:
         self.hours = Hours([one.name for one in features], [one.name for one in features if one.mode == "vocabulary"])
         self._tables, self._pace, self._clock, self._sleep = tables, pace, clock, sleep
         self._saved_at, self._saved_step = clock(), 0
+        self._until_next = self._soon = min(_CAUGHT_UP, pace.checkpoint)
         tables.set_id_clock(loader.second_of)
 
     def begin(self, step: int) -> None:
@@ -80,17 +83,28 @@ class Follower:
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step was taken."""
-        self._saved_at, self._saved_step = self._clock(), step
+        self._saved_at, self._saved_step, self._until_next = self._clock(), step, self._soon
 
-    def wait(self, step: int, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+    def skipped(self) -> None:
+        """The checkpoint that was due was not taken, because the last one is still being written."""
+        self._saved_at = self._clock()
+
+    def failed(self) -> None:
+        """The disk refused a checkpoint: what is trained is not saved, and the next attempt is not made soon."""
+        self._saved_at, self._saved_step, self._until_next = self._clock(), _NONE, self._pace.checkpoint
+
+    def wait(
+        self, step: int, stop: Callable[[], bool], save: Callable[[], None], poll: Callable[[], None] = lambda: None
+    ) -> None:
         """Until there is something to train, someone asks to stop, or nothing came for too long.
 
-        Meanwhile a checkpoint is taken if there is none of what is trained.
+        Meanwhile a checkpoint is taken if there is none of what is trained. `poll` reports on the one that is being written.
         """
         since = self._clock()
         while not stop() and not self.loader.look():
+            poll()
             now = self._clock()
-            if step != self._saved_step and now - self._saved_at >= min(_CAUGHT_UP, self._pace.checkpoint):
+            if step != self._saved_step and now - self._saved_at >= self._until_next:
                 save()
             elif self._pace.idle and now - since >= self._pace.idle:
                 self.is_idle = True

@@ -21,7 +21,7 @@ import torch
 from hotbed.checkpoint import Policy
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
-from hotbed.models.base_rate import mean_shift, output_bias, training_shift
+from hotbed.models.base_rate import mean_shift, output_bias
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.breakdown import Breakdown
@@ -71,6 +71,7 @@ class Training:
         self._watch = Watch(learner.tables, self.world)
         policy = Policy(pace.full_every, pace.keep)
         self._saver = RankSaver(checkpoint_root(run), learner.tables, policy, observer.say, self.world)
+        self._num_refused = 0  # checkpoints that the disk did not take while the run waited for more of its log
         self.unsaved = ""  # why the checkpoint of the end could not be written
         self._log: MetricsLog | NoLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
@@ -183,17 +184,36 @@ class Training:
         due_by_step = self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0
         if due_by_step or (self.follower is not None and self.follower.is_due()):
             self.save(wait=False)
+        self._poll_saver()
+        return False
+
+    def _poll_saver(self) -> None:
+        """Hear of the checkpoint that was written aside; a follower takes another one if it failed."""
+        num_failed = self._saver.num_failed
         if self._saver.poll():
             self._best.tidy(self.progress)
-        return False
+        if self.follower is not None and self._saver.num_failed > num_failed:
+            self.follower.failed()
 
     def _wait_for_more(self, stop: Callable[[], bool]) -> None:
         """All that has arrived of a log is trained: wait for the next part of it."""
         if self.follower is None or self.reason_to_end() is not None:
             return
         self.clock.pause(self.progress)
-        self.follower.wait(self.progress.step, stop, self.save)
+        self.follower.wait(self.progress.step, stop, self._save_waiting, self._poll_saver)
         self.clock.go_on()
+
+    def _save_waiting(self) -> None:
+        """A disk that refuses does not end a run that waits: it may have room at the next attempt."""
+        assert self.follower is not None, "only a follower waits"
+        try:
+            self.save()
+        except HotbedError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            self._num_refused += 1
+            self.observer.say(f"warning: no checkpoint was written, the last one stays: {error}")
+            self.follower.failed()
 
     def save(self, wait: bool = True) -> None:
         """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
@@ -205,9 +225,11 @@ class Training:
         self.progress.log_position = self.log.position
         with self._watch.aside():
             state = state_of(self.run, self.learner, self.progress, self._interval, self.follower)
-            self._saver.save(state, wait=wait)
-        if self.follower is not None:
+            is_taken = self._saver.save(state, wait=wait)
+        if self.follower is not None and is_taken:
             self.follower.saved(self.progress.step)
+        elif self.follower is not None:
+            self.follower.skipped()
         if wait:
             self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
@@ -238,7 +260,7 @@ class Training:
     @property
     def num_failed_checkpoints(self) -> int:
         """Those that the disk refused while training went on."""
-        return self._saver.num_failed + bool(self.unsaved)
+        return self._saver.num_failed + self._num_refused + bool(self.unsaved)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""
@@ -288,7 +310,7 @@ class Training:
         if found is None:
             return
         share = found.metrics.positives / found.metrics.samples
-        shift = mean_shift(found.logits + training_shift(self.learner.model), share) if self.world.is_first else None
+        shift = mean_shift(found.logits + self.learner.sampled_shift, share) if self.world.is_first else None
         with torch.no_grad():
             bias.add_(self.world.from_first(shift))
         self._last_valid = None

@@ -5,6 +5,10 @@ samples, not by the sum of their weights, so a batch divided among ranks has the
 
 A positive that counts w times multiplies the odds that are learned by w. log(w) is added to the logits in the loss alone, so
 its logits, which are returned, are those of the log as it is: p = q / (q + (1 - q) w) of the weighted probability q.
+
+A log of which a share s of the negatives was kept has its odds multiplied by 1 / s. -log(s) is added to the logits of the label
+in the loss alone, so the model learns the logits of the whole log. Of several tasks only the label is sampled by, so the others
+learn the sampled log. It is the loss that adds it, whatever mode the model is in: a batch of one sample is learned too.
 """
 
 from __future__ import annotations
@@ -27,14 +31,17 @@ def task_loss(
     *,
     weighted: bool = False,
     positives: Sequence[float] = (),
+    kept: float = 1.0,
 ) -> Loss:
     """A loss for `compile_step`: called with (model, vectors, *inputs, labels), and sample weights last if `weighted`.
 
     `labels` is [B], or [B, T] for T tasks of these `kinds`. A model that returns one logit per sample learns the first task.
-    `positives`: by task, how many times a sample with the label 1 counts.
+    `positives`: by task, how many times a sample with the label 1 counts. `kept`: the share of the negatives of the first task
+    that are in the log.
     """
     kinds, factors = tuple(kinds), tuple(weights) or (1.0,) * len(kinds)
     times = tuple(positives) or (1.0,) * len(kinds)
+    shifts = (sampled_shift(kept), *(0.0 for _ in kinds[1:]))
 
     def loss(model: nn.Module, vectors: Vectors, *inputs: Any) -> tuple[Tensor, Tensor]:
         *others, labels = inputs[:-1] if weighted else inputs
@@ -42,14 +49,19 @@ def task_loss(
         of_sample = inputs[-1] if weighted else None
         if logits.dim() == 1:
             first = labels if labels.dim() == 1 else labels[:, 0]
-            return _one(logits, first, kinds[0], of_sample, times[0]), logits
+            return _one(_moved(logits, shifts[0]), first, kinds[0], of_sample, times[0]), logits
         found = [
-            factor * _one(logits[:, number], labels[:, number], kind, of_sample, positive)
-            for number, (kind, factor, positive) in enumerate(zip(kinds, factors, times))
+            factor * _one(_moved(logits[:, number], shift), labels[:, number], kind, of_sample, positive)
+            for number, (kind, factor, positive, shift) in enumerate(zip(kinds, factors, times, shifts))
         ]
         return torch.stack(found).sum(), logits
 
     return loss
+
+
+def sampled_shift(kept: float) -> float:
+    """What the log odds of a positive gain where a share `kept` of the negatives is left."""
+    return -math.log(kept) if kept != 1 else 0.0
 
 
 def positive_weights(given: float | Mapping[str, Any], labels: Sequence[Task]) -> dict[str, float]:
@@ -69,6 +81,10 @@ def positive_problems(given: float | Mapping[str, Any], labels: Sequence[Task], 
         elif isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
             problems.append(f"the weight of {name} must be a number above 0, not {weight!r}")
     return [f"train.positive_weight: {one}" for one in problems]
+
+
+def _moved(logits: Tensor, shift: float) -> Tensor:
+    return logits + shift if shift else logits
 
 
 def _one(logits: Tensor, labels: Tensor, kind: str, weights: Tensor | None, positive: float) -> Tensor:

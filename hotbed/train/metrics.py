@@ -157,7 +157,7 @@ def _pr_auc(positive: npt.NDArray[np.bool_], scores: Array) -> float:
     found = int(positive.sum())
     if not found:
         return NAN
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(scores, kind="stable")[::-1]  # not of -scores, which is another order for unsigned integers
     ranked = scores[order]
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of each run of equal scores
     hits = np.cumsum(positive[order])[last]

@@ -50,6 +50,9 @@ class Learner:
     watch: Callable[[Batch, Tensor], None] | None = None  # told of a batch and its vectors before the backward pass
     compiled: CompiledStep | None = None  # of the dense part, where it may be recorded
     loss: Loss = binary_loss  # as `compiled` has it
+    sampled_shift: float = (
+        0.0  # what the loss adds to the logits of the label, because train has a share of its negatives
+    )
 
     def warm(self) -> None:
         """Bring the rows in that the cache starts with; loading rows forgets them."""

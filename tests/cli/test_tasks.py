@@ -13,7 +13,6 @@ import torch
 
 import hotbed
 from hotbed.cli import main
-from hotbed.models.base_rate import SampledOdds
 from hotbed.scorer.live import ScoredBatch
 
 ROWS = 1500
@@ -174,14 +173,6 @@ def test_an_export_of_one_label_has_no_further_outputs(runs, data, hotbed_comman
     assert [one.name for one in session.get_outputs()] == ["logit", "probability"]
     assert json.loads((tmp_path / "out/export.json").read_text())["onnx"]["tasks"] == []
     assert "`tasks`" not in (tmp_path / "out/README.md").read_text()
-
-
-def test_sampled_negatives_move_the_label_alone():
-    outputs, model = torch.zeros(3, 2), torch.nn.Identity()
-    shifted = SampledOdds(0.1)(model.train(), (), outputs)
-    torch.testing.assert_close(shifted[:, 0], torch.full((3,), float(np.log(10))))
-    assert shifted[:, 1].abs().max() == 0
-    assert SampledOdds(0.1)(model.eval(), (), outputs) is None
 
 
 def test_the_logits_of_a_scored_batch_are_those_of_the_label():

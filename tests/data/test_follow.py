@@ -69,6 +69,24 @@ class TestFolder:
         assert take(FolderSource(logs, settle=5, clock=lambda: 1004.0), journal) == []
         assert len(take(FolderSource(logs, settle=5, clock=lambda: 1005.0), journal)) == 2
 
+    def test_a_time_in_the_future_holds_up_nobody_for_longer_than_it_takes_to_settle(self, logs, journal):
+        for name, changed in (("a.csv", 99_000), ("b.csv", 900)):
+            write_hour(logs / name, changed)
+            os.utime(logs / name, (changed, changed))
+        seconds = [0.0]
+        source = FolderSource(logs, settle=5, clock=lambda: 1000.0, watch=lambda: seconds[0])
+        assert take(source, journal) == []
+        seconds[0] = 4.0
+        with (logs / "a.csv").open("a") as file:
+            file.write("\n")
+        os.utime(logs / "a.csv", (99_000, 99_000))
+        assert take(source, journal) == []
+        seconds[0] = 8.9  # it was still written at 4
+        assert take(source, journal) == []
+        seconds[0] = 9.0
+        assert take(source, journal) == [("a.csv", TRAIN), ("b.csv", TRAIN)]
+        assert [one.time for one in journal.entries] == [1000, 900]
+
     def test_an_empty_file_is_not_there_yet(self, logs, journal):
         (logs / "a.csv").touch()
         assert take(FolderSource(logs, settle=0), journal) == []

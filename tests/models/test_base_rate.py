@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hotbed.models import MODELS, build_model, vector_width
-from hotbed.models.base_rate import SampledOdds, mean_shift, output_bias, set_base_rate, training_shift
+from hotbed.models.base_rate import mean_shift, output_bias, set_base_rate
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -32,14 +32,8 @@ def test_a_shift_makes_the_mean_probability_the_share():
     assert mean_shift(logits, 0.0) == mean_shift(logits[:0], 0.5) == 0
 
 
-def test_the_shift_of_sampled_negatives_is_added_in_training_alone():
+def test_the_output_bias_is_the_weight_that_every_logit_gets():
     model = build_model("lr", num_features=3, dim=4, num_dense=0, options={})
-    model.register_forward_hook(SampledOdds(0.1))
-    assert training_shift(model) == pytest.approx(np.log(10))
-    vectors, dense = torch.zeros(2, 3, 1), torch.zeros(2, 0)
-    torch.testing.assert_close(
-        model.train()(vectors, dense) - model.eval()(vectors, dense), torch.full((2,), np.log(10))
-    )
     assert output_bias(model) is model.linear.bias
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.crash.processes import Command
 from benchmarks.crash.runs import differences_of, end_of
+from hotbed.checkpoint import saver
 from hotbed.checkpoint.chain import find, folders_in
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RunError
 from hotbed.report import write_report
 from hotbed.run.run_file import compose
 from hotbed.train.build import build
@@ -188,10 +189,88 @@ class TestPace:
         assert follower.is_idle
         assert self.now >= 130
 
+    def test_a_checkpoint_that_was_skipped_is_taken_while_waiting_and_not_asked_for_at_every_step(self, training):
+        follower = self.follower(training, FollowPace(checkpoint=600.0, poll=1.0, idle=30.0))
+        follower.begin(0)
+        self.now = 600.0
+        assert follower.is_due()
+        follower.skipped()
+        assert not follower.is_due()
+        saves = []
+
+        def save():
+            saves.append(self.now)
+            follower.saved(7)
+
+        follower.wait(7, lambda: False, save)
+        assert len(saves) == 1
+        assert 610 <= saves[0] < 612
+
+    def test_a_checkpoint_that_failed_is_taken_again_after_the_interval(self, training):
+        follower = self.follower(training, FollowPace(checkpoint=600.0, poll=1.0, idle=2000.0))
+        follower.saved(7)  # as far as was known when writing began
+        told, saves = [follower.failed], []
+
+        def save():
+            saves.append(self.now)
+            follower.saved(7)
+
+        follower.wait(7, lambda: False, save, lambda: told.pop()() if told else None)
+        assert len(saves) == 1
+        assert 600 <= saves[0] < 602
+
     def test_a_wish_to_stop_is_heard_while_waiting(self, training):
         follower = self.follower(training, FollowPace(poll=3600.0))
         follower.wait(0, lambda: self.now > 1, lambda: None)
         assert self.now < 2
+
+
+class TestLastCheckpoint:
+    """The one of the last step before a run waits, with a saver that does not take it."""
+
+    @pytest.fixture
+    def training(self, dataset, tmp_path):
+        write_hour(tmp_path / "logs" / "001.csv", 1)
+        training = start(dataset, tmp_path / "run", tmp_path / "logs")
+        self.now, self.last, follower = 0.0, 4, training.follower
+        follower._clock, follower._sleep = lambda: self.now, self.sleep
+        follower.is_due = lambda: training.progress.step == self.last
+        yield training
+        training.close()
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 1.0)
+
+    def wait_for_an_hour(self, training):
+        training._save_last = lambda reason: None
+        training.train(lambda: self.now > 3600)
+        assert training.progress.step == self.last
+
+    def test_it_is_taken_later_when_the_saver_was_busy(self, training, tmp_path):
+        save = training._saver.save
+        training._saver.save = lambda state, *, wait: wait and save(state, wait=wait)
+        self.wait_for_an_hour(training)
+        assert saved_step(tmp_path / "run") == self.last
+
+    @pytest.mark.parametrize("refusals", [1, 3])
+    def test_it_is_taken_later_when_the_disk_refused_it(self, training, tmp_path, monkeypatch, refusals):
+        write, left, said = saver.write_checkpoint, [None] * refusals, []
+
+        def refuse(root, state, *rest):
+            if state.step == self.last and left:
+                left.pop()
+                raise RunError("no space") from OSError(28, "No space left on device")
+            return write(root, state, *rest)
+
+        monkeypatch.setattr(saver, "write_checkpoint", refuse)
+        training.observer.say = training._saver._saver._say = said.append
+        training._saver.poll = training._saver.settle  # the clock of the test does not wait for the thread
+        self.wait_for_an_hour(training)
+        assert saved_step(tmp_path / "run") == self.last
+        assert (
+            len([one for one in said if "no checkpoint was written, the last one stays: no space" in one]) == refusals
+        )
+        assert training.num_failed_checkpoints == refusals
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,16 @@ def test_average_precision_is_that_of_scikit_learn():
     assert math.isnan(pr_auc(np.zeros(3), np.zeros(3)))
 
 
+@pytest.mark.parametrize("kind", [np.bool_, np.int8, np.uint8, np.uint16, np.uint64, np.int64, np.float16])
+def test_scores_of_any_kind_of_number_are_ordered_alike(kind):
+    labels, scores = np.array([0, 1, 0, 1, 0, 1]), np.array([0, 3, 1, 2, 0, 0]).astype(kind)
+    wide = scores.astype(np.float64)
+    for metric in (auc, pr_auc, log_loss, normalized_entropy, calibration):
+        assert metric(labels, scores) == metric(labels, wide)
+    assert measure(labels, scores) == measure(labels, wide)
+    assert calibration_curve(labels, scores, 3) == calibration_curve(labels, wide, 3)
+
+
 def test_predicting_the_base_rate_has_normalized_entropy_one():
     labels = np.array([1, 0, 0, 0, 0])
     logits = np.full(5, math.log(0.2 / 0.8))

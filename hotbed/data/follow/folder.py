@@ -1,7 +1,9 @@
 """A folder to which files are added, as a Source: new files in the order of their names, each once.
 
-whole         its size and time have not changed for `settle` seconds. Names that begin with `.` or `_`, or end with .tmp,
-              .part, .partial, .crdownload or ._COPYING_, are being written and are never taken.
+whole         its time is `settle` seconds ago, or its size and time have not changed for so long while they were looked at: a
+              writer whose clock is ahead holds up nobody for longer. It counts as written no later than it is taken. Names that
+              begin with `.` or `_`, or end with .tmp, .part, .partial, .crdownload or ._COPYING_, are being written and are
+              never taken.
 order         of the files that are whole, that of their paths below the folder; `day=2026-11-16/hour=05/a.parquet` sorts right.
 late          a file whose path sorts before one that was taken is trained when it comes, or left out, as asked.
 duplicate     a path is taken once. A new path with the content of a file that was trained is listed and not trained.
@@ -57,7 +59,7 @@ def list_files(folder: Path) -> Iterator[ListedFile]:
 
 
 class FolderSource:
-    """A folder of files; `clock` is seconds since 1970."""
+    """A folder of files; `clock` is seconds since 1970, `watch` is seconds of a clock that is never set."""
 
     def __init__(
         self,
@@ -67,23 +69,30 @@ class FolderSource:
         train_late: bool = True,
         skip: Collection[str] = (),
         clock: Callable[[], float] = time.time,
+        watch: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = str(folder)
-        self._folder, self._settle, self._clock = folder, settle, clock
+        self._folder, self._settle, self._clock, self._watch = folder, settle, clock, watch
+        self._since: dict[ListedFile, float] = {}  # files that were not taken -> when they were first seen as they are
         self._train_late, self._skip = train_late, frozenset(skip)
 
     def arrived(self, taken: Taken) -> list[Arrival]:
-        now, found = self._clock(), []
+        found: list[Arrival] = []
         marks: set[str] = set()
         new = [one for one in list_files(self._folder) if one.size and not taken.has_name(one.name)]
+        now = self._watch()
+        self._since = {file: self._since.get(file, now) for file in new}
         for file in sorted(new):
-            if self._settle and now - file.changed < self._settle:
+            if not self._is_whole(file):
                 break  # those behind it wait, so that the order is that of names
             arrival = self._arrival(file, taken, marks)
             if arrival is not None:
                 found.append(arrival)
                 marks |= {arrival.mark} if arrival.is_trained else set()
         return found
+
+    def _is_whole(self, file: ListedFile) -> bool:
+        return self._clock() - file.changed >= self._settle or self._watch() - self._since[file] >= self._settle
 
     def chunks(self, arrival: Arrival, reader: RawReader) -> Iterator[Chunk]:
         path = self._folder / arrival.name
@@ -116,7 +125,7 @@ class FolderSource:
             status = DUPLICATE
         elif is_late:
             status = LATE
-        return Arrival(file.name, int(file.changed), mark, file.size, status)
+        return Arrival(file.name, int(min(file.changed, self._clock())), mark, file.size, status)
 
     def _check(self, path: Path, arrival: Arrival) -> None:
         """A FormatError unless the file has the content that was taken."""

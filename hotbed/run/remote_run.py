@@ -180,10 +180,10 @@ class RunCopier:
         if self._fresh:
             self._remove_older_run()
             self._fresh = False
+        units = local_units(self._folder)  # first: the log that is copied next is as long as these checkpoints need
         loose = sorted(path.name for path in self._folder.iterdir() if path.is_file() and path.suffix != ".tmp")
         for name in [one for one in loose if one not in _LAST]:
             self._copy_loose(name)
-        units = local_units(self._folder)
         for name in units:
             self._copy_unit(name)
         if last:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from hotbed.checkpoint.files import InPieces, in_file_order
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import ExitCode, RunError, SchemaError
+from hotbed.errors import DataError, ExitCode, RunError, SchemaError
 from hotbed.files import copy_file, readable
 from hotbed.host.devices import pick_device
 from hotbed.ids import Admit
@@ -71,13 +71,30 @@ def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPie
 
 
 def save_schema(folder: Path, dataset: Dataset) -> None:
-    """What ids mean: the schema, without its splits, and the id lists of the vocabulary features."""
+    """What ids mean: the schema, without its splits, and the id lists of the vocabulary features.
+
+    A RunError if the dataset was replaced since it was opened: its id lists would number the rows of the model differently.
+    """
+    wanted = dataset.fingerprint
     dataclasses.replace(dataset.schema, splits={}).save(folder)
     (folder / "counts").mkdir()
-    for feature in dataset.schema.features:
-        if feature.mode == "vocabulary":
-            name = f"{feature.name}.parquet"
+    names = [f"{one.name}.parquet" for one in dataset.schema.features if one.mode == "vocabulary"]
+    try:
+        for name in names:
             copy_file(dataset.path / "counts" / name, folder / "counts" / name)
+        found = Dataset.open(dataset.path).fingerprint if names else wanted
+    except (DataError, FileNotFoundError) as error:
+        raise RunError(_replaced(dataset, f"cannot be opened any more ({error})")) from error
+    if found != wanted:
+        raise RunError(_replaced(dataset, f"was replaced meanwhile (its fingerprint was {wanted} and is now {found})"))
+
+
+def _replaced(dataset: Dataset, what: str) -> str:
+    return (
+        f"{dataset.path}, on which the model was trained, {what}. The model needs its id lists, so none is written; "
+        "checkpoints stay. Bring the old dataset back and repeat the command, a run with --resume; or prepare new data into "
+        "another folder and train again."
+    )
 
 
 def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any], world: World = ALONE) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,3 +216,38 @@ def test_checkpoints_that_go_are_removed_in_the_store(bucket, tmp_path):
     refresh(tmp_path)  # a local path has nothing to bring
     assert set(content_of(bucket / "run").units) == {"checkpoints/000000000016"}
     assert not [name for name in remote_files(bucket / "run") if "000000000008" in name]
+
+
+def test_a_checkpoint_never_arrives_before_the_log_it_needs(bucket, tmp_path, monkeypatch):
+    """Training continues while files travel: it adds a line and a checkpoint after the log was copied."""
+    run = tmp_path / "run"
+
+    run.mkdir()
+
+    def step(number):
+        with (run / "metrics.jsonl").open("a") as log:
+            log.write(f"{number}\n")
+        folder = run / "checkpoints" / f"{number:012}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+
+    def stored():
+        units = [int(Path(name).name) for name in content_of(bucket / "run").units]
+        return units, [int(line) for line in (bucket / "run" / "metrics.jsonl").read_text().split()]
+
+    step(1)
+    (run / "config.json").write_text("{}")
+    copier = RunCopier(run, bucket / "run", fresh=True)
+    real, numbers = copier._copy_loose, iter([2, 3])
+
+    def copy(name):
+        real(name)
+        if name == "metrics.jsonl":
+            step(next(numbers))
+
+    monkeypatch.setattr(copier, "_copy_loose", copy)
+    for newest in (1, 2):
+        copier.copy()
+        units, log = stored()
+        assert max(units) == newest
+        assert set(units) <= set(log)

@@ -1,10 +1,15 @@
 import json
+import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.run.model_card import read_card
 from hotbed.train.model_folder import load_weights, save_model, weights_of
+from tests.train.small import write_dataset
 
 
 @pytest.fixture
@@ -21,6 +26,22 @@ def test_a_model_folder_holds_what_scoring_needs(built, dataset, tmp_path):
     assert json.loads((folder / "schema.json").read_text())["splits"] == {}
     assert [path.name for path in (folder / "counts").iterdir()] == ["user.parquet"]
     assert set(weights_of(built.training.learner.tables)) == {"user.weight", "tags.weight", "ad.weight", "site.weight"}
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_a_dataset_that_was_replaced_meanwhile_gives_no_id_lists(built, tmp_path, how):
+    """Of the same size and schema: only the numbers of the ids are others."""
+    data = Dataset.open(write_dataset(tmp_path / "data"))
+    assert data.fingerprint
+    path = tmp_path / "data" / "counts" / "user.parquet"
+    if how == "removed":
+        shutil.rmtree(tmp_path / "data")
+    else:
+        counts = pq.read_table(path)
+        pq.write_table(counts.set_column(0, "id", pa.array(counts["id"].to_numpy()[::-1])), path)
+    with pytest.raises(RunError, match=r"on which the model was trained, (was replaced meanwhile|cannot be opened)"):
+        save_model(tmp_path / "model", built.training.learner, data, built.subject.card)
+    assert not (tmp_path / "model").exists()
 
 
 def test_what_is_no_model_is_reported(built, dataset, tmp_path):

@@ -159,6 +159,8 @@ class Cache:
         row = self.counters.take()
         self._ops.sweep(self._cells, bits, row.counts)
         self._live -= row.read()[FREED]
+        if not self._expected:  # an arrival that was broken off took cells that nobody counted
+            self._live = int((self._cells.key != EMPTY).sum())
 
     def plan(self, window: Sequence[Arrival], train: bool) -> CachePlan:
         """Decide at once."""

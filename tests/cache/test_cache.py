@@ -323,3 +323,22 @@ def test_a_planned_batch_without_its_padding() -> None:
     assert [part.shape[0] for part in found] == [5, 5, 5, 4, 5, 5]
     assert all(torch.equal(part, one[: part.shape[0]]) for part, one in zip(found, given))
     assert BatchSlots(slots, sorted_keys).cut(5, 3)[2:] == (None, None, None)
+
+
+def test_an_arrival_that_was_broken_off_is_not_missing_in_the_count(monkeypatch):
+    cache = Cache(20, make_policy("oracle"), torch.device("cpu"))
+    cache.arrive(torch.arange(6), None)
+    real = cache._ops.arrive
+
+    def broken_off(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache._ops, "arrive", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        cache.arrive(torch.arange(4, 11), None)
+    monkeypatch.setattr(cache._ops, "arrive", real)
+    cache.drop_ahead()
+    assert cache.num_live == 0
+    cache.plan([cache.arrive(torch.arange(5), None)], train=True)
+    cache.check_integrity()

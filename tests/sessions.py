@@ -101,6 +101,7 @@ def record() -> None:
             more = " --overwrite" if name == "prepare" else ""
             text = "\n".join(one.rstrip() for one in call(line.removeprefix("hotbed ") + more).splitlines())
             SESSIONS[name].parent.mkdir(exist_ok=True)
+            text = text.replace(str(Path(sys.executable).parent / "hotbed"), "hotbed")
             SESSIONS[name].write_text(f"$ {line}\n{text}\n")
             sys.stdout.write(f"{SESSIONS[name]}\n")
 

@@ -133,7 +133,10 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--twin", action="store_true", help="nn.Embedding instead of hotbed's tables")
     parser.add_argument("--no-log-q", dest="log_q", action="store_false", help="leave the correction out")
     parser.add_argument(
-        "--negatives", type=int, default=0, help="the BPR loss with so many items that the user does not have"
+        "--negatives",
+        type=int,
+        default=0,
+        help="train with the BPR loss, against this number of items that the user does not have",
     )
     parser.add_argument("--cache", type=float, help="share of the rows on the device")
     parser.add_argument("--dim", type=int, default=64)

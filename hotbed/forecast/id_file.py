@@ -40,7 +40,7 @@ class TraceSource(NamedTuple):
     trace: Trace
     names: list[str]  # of the tables
     ends: list[int]  # keys of table f are below ends[f]
-    hot: Callable[[int], HotRows]  # so many of the most frequent rows
+    hot: Callable[[int], HotRows]  # the most frequent rows, up to a number
 
 
 def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> TraceSource:

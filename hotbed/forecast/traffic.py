@@ -93,7 +93,7 @@ class BatchKnowledge(NamedTuple):
     """What is known of the batches."""
 
     replay: Replay  # the first batches, as far as they were read
-    hot: Callable[[int], HotRows]  # so many of the most frequent rows
+    hot: Callable[[int], HotRows]  # the most frequent rows, up to a number
     num_distinct: int  # rows that the train split uses
     thinned: Callable[[], SampledEpoch]  # for an epoch that was not read to its end
 

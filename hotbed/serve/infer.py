@@ -130,7 +130,7 @@ def _values(tensor: dict[str, Any], where: str, is_bag: bool, limits: Limits) ->
     if len(shape) != 2 if is_bag else len(shape) != 1 and shape[1:] != [1]:
         rule = "[B, L], for it holds bags; null fills up the shorter ones" if is_bag else "[B] or [B, 1]"
         raise RequestError(422, f"shape {str(shape)[:60]} must be {rule}", where=where)
-    if shape[0] > limits.candidates:  # before a list of so many empty bags is made
+    if shape[0] > limits.candidates:  # before a list of that length is made
         raise RequestError(413, f"{shape[0]} candidates are too many", where=where, limit=limits.candidates)
     flat = _flat(data, shape, where)
     if set(map(type, flat)) - {*_TYPES[kind], type(None)}:

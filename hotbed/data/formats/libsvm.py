@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hotbed.data.formats.blocks import first_line, read_blocks, text_reels
+from hotbed.data.formats.blocks import text_reels
 from hotbed.data.formats.chunk import WHOLE, Chunk, Faults, Integers, Lists, Reel, Text, offsets_of, take
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.formats.split import SplitRows, show_span, split_block
-from hotbed.errors import FormatError
+from hotbed.data.formats.split import SplitRows, show_span, split_lines
 from hotbed.host.jit import njit
 
 LABEL = "label"
@@ -42,11 +41,8 @@ class LibsvmFormat:
         return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
-        if not first_line(path):
-            raise FormatError(f"{path} is empty: no rows to read.")
-        for block in read_blocks(path, reel=reel):
-            rows = split_block(block, str(path), 1, "\n", quote=False)
-            yield _chunk(str(path), rows, block.bytes_read)
+        for rows, bytes_read in split_lines(path, reel):
+            yield _chunk(str(path), rows, bytes_read)
 
 
 def _chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hotbed.data.formats.blocks import first_line, read_blocks, text_reels
+from hotbed.data.formats.blocks import text_reels
 from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Reel, Text
-from hotbed.data.formats.split import SplitRows, show_span, split_block
-from hotbed.errors import FormatError
+from hotbed.data.formats.split import SplitRows, show_span, split_lines
 
 USER, ITEM, LABEL = "user", "item", "label"
 _BLANKS = (32, 9, 10, 13)
@@ -29,11 +28,8 @@ class ListsFormat:
         return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
-        if not first_line(path):
-            raise FormatError(f"{path} is empty: no rows to read.")
-        for block in read_blocks(path, reel=reel):
-            rows = split_block(block, str(path), 1, "\n", quote=False)
-            yield _chunk(str(path), rows, block.bytes_read)
+        for rows, bytes_read in split_lines(path, reel):
+            yield _chunk(str(path), rows, bytes_read)
 
 
 def _chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:

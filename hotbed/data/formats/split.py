@@ -6,12 +6,15 @@ and never the rest of the file; the line numbers of bad rows are exact. Blank li
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from hotbed.data.formats.blocks import TextBlock
-from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Text, shorten
+from hotbed.data.formats.blocks import TextBlock, first_line, read_blocks
+from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Reel, Text, shorten
+from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 
 _NEWLINE, _RETURN = 10, 13
@@ -26,6 +29,14 @@ class SplitRows(NamedTuple):
     begins: np.ndarray  # int64 [n], byte span of each row, for `show`
     ends: np.ndarray  # int64 [n]
     bad: list[BadRow]
+
+
+def split_lines(path: Path, reel: Reel) -> Iterator[tuple[SplitRows, int]]:
+    """The lines of a text file, each as one value, block by block; with the bytes read for each."""
+    if not first_line(path):
+        raise FormatError(f"{path} is empty: no rows to read.")
+    for block in read_blocks(path, reel=reel):
+        yield split_block(block, str(path), 1, "\n", quote=False), block.bytes_read
 
 
 def split_block(block: TextBlock, file: str, num_columns: int, delimiter: str, quote: bool) -> SplitRows:

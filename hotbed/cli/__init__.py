@@ -112,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         message = f"{type(error).__name__}: {error}" if is_bug else str(error) or "out of memory"
         sys.exit(fail(message, code, traceback.format_exc() if is_bug or is_verbose() else None))
+    finally:
+        speak()  # a program may call main again, or a command by itself
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -169,7 +171,7 @@ def with_new_names(arguments: list[str]) -> list[str]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name in renamed:
-            err().print(f"note: {name} is now {renamed[name]}; the old name still works", soft_wrap=True)
+            err().print(f"note: {name} is now {renamed[name]}; the old name still works")
         found.append(renamed.get(name, name) + equals + value)
     return found
 
@@ -187,8 +189,8 @@ def _placeholder() -> None:
     """The entry of a command that is not imported."""
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(value: bool) -> None:
+    if value:
         typer.echo(f"hotbed {hotbed.__version__}")
         raise typer.Exit()
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from hotbed.cli.console import err, is_log_json, progress_bar, speak
+from hotbed.cli.console import err, is_log_json, is_quiet, progress_bar, speak
 
 TINY = ("--data", "criteo-like:2000", "--batch-size", "64", "--epochs", "1", "--seed", "1")
 RAW = "click,user,price\n" + "".join(f"{n % 2},u{n % 5},{n}\n" for n in range(200))
@@ -44,6 +44,7 @@ def test_training(hotbed):
 
 def test_the_result_is_as_without_it(hotbed, tmp_path):
     (tmp_path / "raw.csv").write_text(RAW)
+    hotbed("prepare", "raw.csv", "--label", "click", "--out", "first")  # the first one may say that it compiled kernels
     plain = hotbed("prepare", "raw.csv", "--label", "click", "--out", "a")
     result = hotbed("prepare", "raw.csv", "--label", "click", "--out", "b", "--log-json")
     assert (plain.code, result.code) == (0, 0)
@@ -114,4 +115,11 @@ def test_levels_logging_and_warnings(capsys):
     ]  # fmt: skip
     assert [one["message"] for one in found[6:]] == ["seen"]
     assert last == "plain"
+    assert not is_log_json()
+
+
+def test_quiet_ends_with_its_command(hotbed):
+    assert hotbed("models", "--quiet").code == 0
+    assert not is_quiet()
+    assert hotbed("models", "--log-json", "--no-such-option").code == 2
     assert not is_log_json()

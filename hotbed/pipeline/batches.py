@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
-from hotbed.host.pinned import pinned
+from hotbed.host.devices import pinned
 from hotbed.ops.streams import after, current
 from hotbed.tables.keyed import is_keyed, tensors_of
 from hotbed.tables.ownership import Contents, RoutedBatch, contents_of

@@ -6,10 +6,12 @@ The CPU's way and the reference, and CUDA's way for batches that no recording fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from hotbed.ops.lookups import Ticket
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.pipeline.transfer_thread import Fetches, TransferThread
+from hotbed.pipeline.transfer_thread import Fetches, KeysAhead, TransferThread, Wait
+from hotbed.store.memory_tier import Ints
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
@@ -33,6 +35,10 @@ class DirectTransfer:
             group.exchange(fetch)
 
 
+def _same(keys: Ints, wait: Wait) -> Ints:
+    return keys
+
+
 class EagerPlanner:
     """For every kind of batch, also of ranks that settle theirs together."""
 
@@ -46,7 +52,8 @@ class EagerPlanner:
         self._device = tables.device
         self._changes = tables.ownership.changes
         self.learns = True  # whether rows will be updated
-        self.thread = TransferThread(tables.device)
+        self._tiered = [group.store.tiered for group in groups]
+        self.thread = TransferThread(tables.device, [store for store in self._tiered if store is not None])
 
     @property
     def error(self) -> BaseException | None:
@@ -75,7 +82,15 @@ class EagerPlanner:
         return KnownBatch(batch, named, given, self, lookups, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
-        return batch._replace(place=[group.arrive(each) for group, each in zip(self._groups, batch.ids)])
+        places = [group.arrive(each) for group, each in zip(self._groups, batch.ids)]
+        ahead = [
+            KeysAhead(store, partial(_same, new_keys), group.cache.num_arrived - group.cache.num_planned - 1)
+            for group, store, place in zip(self._groups, self._tiered, places)
+            if store is not None and (new_keys := place.arrival.arrived.new_keys) is not None
+        ]
+        if ahead:
+            self.thread.foresee(ahead)
+        return batch._replace(place=places)
 
     def num_keys(self, batch: KnownBatch) -> list[int]:
         return [ahead.arrival.num_keys for ahead in batch.place]

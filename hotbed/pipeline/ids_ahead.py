@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.host.devices import pinned_empty
 from hotbed.host.intrinsics import load64
 from hotbed.host.jit import njit
-from hotbed.host.pinned import pinned_empty
 from hotbed.ids.distinct import DistinctIds
 from hotbed.ops.inputs import FIRST, HEADER, LENGTH, OFFSETS, SPAN, STEP, VALUES
 from hotbed.ops.streams import mark

@@ -2,13 +2,14 @@
 
 On CUDA, for batches of any size up to a capacity. A batch is described by numbers in device memory (encodings.py), so batches
 of other sizes replay the same recordings. One that is too large gets a planner of more capacity, and so do those that follow.
-Rows in host memory are moved by compiled code; those on an ssd, and temporary rows (of dynamic ids that an evaluation does not
-know), by the transfer thread.
+Rows in host memory are moved by compiled code, also over an ssd, once the transfer thread has found their slots there.
+Temporary rows (of dynamic ids that an evaluation does not know), and all where memory is small, are moved by that thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hotbed.ops.backend import backend_of
@@ -16,7 +17,8 @@ from hotbed.ops.inputs import Capacity
 from hotbed.ops.lookups import BatchSlots, Lookups, Ticket
 from hotbed.pipeline.encodings import BatchEncoding
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Transfer
-from hotbed.pipeline.transfer_thread import TransferThread
+from hotbed.pipeline.transfer_thread import KeysAhead, TransferThread, WindowSlots
+from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.descriptions import capacity_for
 from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.tables.module import EmbeddingTables
@@ -81,22 +83,35 @@ class GroupWindow(NamedTuple):
 
 
 class RecordedTransfer:
-    """Rows that a compiled transfer of each group moves."""
+    """Rows that a compiled transfer of each group moves; over an ssd, once they have slots in memory."""
 
-    waits = False  # the exchange is put on the stream behind the rows
     holds_memory = False  # staging buffers are kept from feed to feed
 
     def __init__(
-        self, groups: Sequence[CachedRows], transfers: Sequence[CompiledTransfer], windows: Sequence[GroupWindow]
+        self,
+        groups: Sequence[CachedRows],
+        transfers: Sequence[CompiledTransfer],
+        windows: Sequence[GroupWindow],
+        slots: tuple[TransferThread, WindowSlots] | None,
     ) -> None:
         self._groups, self._transfers, self._windows = groups, transfers, windows
+        self._slots = slots  # and who finds them
+
+    @property
+    def waits(self) -> bool:
+        return self._slots is not None  # else the exchange is put on the stream behind the rows
 
     @property
     def is_staged(self) -> bool:
+        if self._slots is not None and not self._slots[1].found.is_set():
+            return False
         return all(transfer.is_staged(window.number) for transfer, window in zip(self._transfers, self._windows))
 
     def wait(self) -> None:
-        """`exchange` does."""
+        """For slots; `exchange` waits for the rows."""
+        if self._slots is not None:
+            thread, slots = self._slots
+            thread.wait_for_slots(slots)
 
     def exchange(self) -> None:
         for group, transfer, window in zip(self._groups, self._transfers, self._windows):
@@ -120,13 +135,17 @@ class RecordedPlanner:
         self._groups = tables.caches
         self._recorded_caches, self._inputs = [], []
         self._transfers: list[CompiledTransfer] = []
+        self._tier_windows: list[TierWindows] = []
         for group, layout, capacity in zip(self._groups, encoding.layouts, capacities):
             recorded, inputs = group.new_recorded_cache(layout, capacity, window)
             self._recorded_caches.append(recorded)
             self._inputs.append(inputs)
-        if encoding.names_rows and all(group.has_array for group in self._groups):
+        if encoding.names_rows and all(group.is_compiled for group in self._groups):
             for group, recorded in zip(self._groups, self._recorded_caches):
-                self._transfers.append(group.new_transfer(recorded))
+                transfer, windows = group.new_transfer(recorded)
+                self._transfers.append(transfer)
+                if windows is not None:
+                    self._tier_windows.append(windows)
 
     @property
     def takes_along(self) -> bool:
@@ -164,6 +183,7 @@ class RecordedPlanner:
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
         numbers = [recorded.arrive(each) for recorded, each in zip(self._recorded_caches, batch.ids)]
+        self._foresee(numbers[:1])
         return batch._replace(place=numbers[0])
 
     def num_keys(self, batch: KnownBatch) -> list[int]:
@@ -199,14 +219,31 @@ class RecordedPlanner:
             windows.append(GroupWindow(plan.number, plan, len(batches), num_lookups))
             placed.append([self._lookups(g, row, batch, ticket) for row, batch in zip(rows, batches)])
         arrived = [self.prepare(candidate)._replace(place=number + i) for i, candidate in enumerate(arriving)]
-        return PlannedWindow(self._transfer(windows), placed, arrived)
+        transfer = self._transfer(windows)
+        self._foresee(range(number, number + len(arriving)))
+        return PlannedWindow(transfer, placed, arrived)
 
     def _transfer(self, windows: list[GroupWindow]) -> Transfer:
-        if self._transfers:
-            return RecordedTransfer(self._groups, self._transfers, windows)
         assert self.thread is not None, "a feed lends its transfer thread"
+        if self._transfers:
+            slots = None
+            if self._tier_windows:
+                numbers = [window.number for window in windows]
+                slots = self.thread, self.thread.find_slots([*zip(self._tier_windows, numbers)], windows[0].num_batches)
+            return RecordedTransfer(self._groups, self._transfers, windows, slots)
         fetches = [Fetch(window.plan, window.num_batches, window.num_lookups) for window in windows]
         return self.thread.transfer(list(zip(self._groups, fetches)))
+
+    def _foresee(self, numbers: Sequence[int]) -> None:
+        """Let rows of batches that have just arrived be brought to memory."""
+        ahead = [
+            KeysAhead(group.store.tiered, partial(recorded.new_keys, number), number - group.cache.num_planned)
+            for number in numbers
+            for group, recorded in zip(self._groups, self._recorded_caches)
+            if group.store.tiered is not None
+        ]
+        if ahead and self.thread is not None:
+            self.thread.foresee(ahead)
 
     def drain(self) -> None:
         for transfer in self._transfers:

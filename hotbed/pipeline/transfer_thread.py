@@ -1,5 +1,9 @@
 """Moving rows: a thread that reads them from any store and writes them back, strictly in the order of the requests.
 
+Over an ssd it also brings the rows of batches ahead to memory, while nothing else is to be done; and where compiled code moves
+the rows of windows, it finds their slots in memory first (store/tier_windows.py). It does nothing unasked before
+the first request, and between `drain` and the next one.
+
 A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
 policy that looks ahead does not let such a row go.
 
@@ -9,17 +13,39 @@ The training thread may be interrupted anywhere in here: it only ever puts into 
 from __future__ import annotations
 
 import queue
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from hotbed.host.handover import Latch, Runner
-from hotbed.ops.streams import after, give_stream, mark, take_stream
+from hotbed.ops.streams import after, current, give_stream, mark, take_stream
+from hotbed.store.memory_tier import Ints
+from hotbed.store.tier_windows import StoppedError, TierWindows, wait_for
+from hotbed.store.tiered import TieredStore
 from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.telemetry.spans import span
 
 _PATIENCE = 5.0  # seconds
 Fetches = list[tuple[CachedRows, Fetch]]
+Wait = Callable[[Ints, int], None]
+
+
+class KeysAhead(NamedTuple):
+    """Keys of a batch ahead that the device does not have."""
+
+    store: TieredStore
+    find: Callable[[Wait], Ints]  # waits for the device
+    distance: int  # batches before it that are not planned
+
+
+class WindowSlots:
+    """The slots in memory of one window's rows, for compiled code."""
+
+    def __init__(self, windows: Sequence[tuple[TierWindows, int]], num_batches: int) -> None:
+        self.windows = windows  # and the number of the window there
+        self.num_batches = num_batches
+        self.found = Latch()
 
 
 class WindowRows:
@@ -60,9 +86,16 @@ class ThreadedTransfer:
 class TransferThread:
     """One thread; `read` and `write` return at once."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stores: Sequence[TieredStore] = ()) -> None:
         self._device = device
-        self._tasks: queue.SimpleQueue[tuple[str, WindowRows] | Latch | None] = queue.SimpleQueue()
+        self._stores = stores  # that rows ahead are brought to memory of
+        self._tasks: queue.SimpleQueue[tuple[str, WindowRows] | WindowSlots | list[KeysAhead] | Latch | None] = (
+            queue.SimpleQueue()
+        )
+        self._is_idle = (
+            True  # until the first request, and since the last `drain`: another feed's thread may be at work
+        )
+        self._stops = False  # nobody waits any more
         self._late: list[WindowRows] = []
         self._num_windows = 0
         self._outward: Any = None
@@ -86,6 +119,16 @@ class TransferThread:
         """Write the window's victims to the store; their copies to the host are under way."""
         self._tasks.put(("write", move))
 
+    def find_slots(self, windows: Sequence[tuple[TierWindows, int]], num_batches: int) -> WindowSlots:
+        """Have slots in memory for the rows of the next window, of each group."""
+        slots = WindowSlots(windows, num_batches)
+        self._tasks.put(slots)
+        return slots
+
+    def foresee(self, keys: list[KeysAhead]) -> None:
+        """Rows of batches ahead are wanted in memory."""
+        self._tasks.put(keys)
+
     @property
     def error(self) -> BaseException | None:
         """What went wrong; nothing is done any more."""
@@ -94,6 +137,10 @@ class TransferThread:
     def wait(self, move: WindowRows) -> None:
         """Until its rows are on their way to the device; raises what went wrong."""
         self._wait(move.staged)
+
+    def wait_for_slots(self, slots: WindowSlots) -> None:
+        """Until they are found; raises what went wrong."""
+        self._wait(slots.found)
 
     def drain(self) -> None:
         """Wait until every request is done; raises what went wrong."""
@@ -107,6 +154,7 @@ class TransferThread:
             raise self.error
 
     def close(self) -> None:
+        self._stops = True
         self._tasks.put(None)
         self._thread.join()
 
@@ -120,18 +168,47 @@ class TransferThread:
         try:
             with torch.cuda.stream(inward):
                 self._serve()
+        except StoppedError:  # tables that refuse: what it waited for never comes
+            pass
         finally:
             for stream in (inward, self._outward):
                 give_stream(self._device, stream)
 
     def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._next_task()) is not None:
+            self._is_idle = isinstance(task, Latch)
             if isinstance(task, Latch):
                 task.set()
-                continue
-            kind, move = task
-            with span(f"{kind} rows of window {move.number}"):
-                (self._read if kind == "read" else self._write)(move)
+            elif isinstance(task, WindowSlots):
+                self._find_slots(task)
+            elif isinstance(task, list):
+                for keys in task:
+                    keys.store.foresee(keys.find(self._wait_for), keys.distance)
+            else:
+                kind, move = task
+                with span(f"{kind} rows of window {move.number}"):
+                    (self._read if kind == "read" else self._write)(move)
+
+    def _next_task(self) -> Any:
+        """The next request. Until there is one, rows of batches ahead are brought to memory, a piece at a time."""
+        while not self._is_idle and self._tasks.empty() and any(store.work_ahead() for store in self._stores):
+            continue  # ends: with a request, or when all is there
+        return self._tasks.get()
+
+    def _find_slots(self, slots: WindowSlots) -> None:
+        for windows, number in slots.windows:
+            with span(f"find rows of window {number}"):
+                windows.prepare(number, slots.num_batches, self._wait_for)
+        slots.found.set()
+
+    def _wait_for(self, word: Ints, value: int) -> None:
+        """Until a word in memory is `value` or more, or nobody waits for what comes then."""
+        wait_for(word, value, self._check)
+
+    def _check(self) -> bool:
+        if self._device.type == "cuda":
+            current(self._device).query()  # raises what broke the device
+        return self._stops
 
     def _read(self, move: WindowRows) -> None:
         for group, fetch in move.fetches:

@@ -2,7 +2,8 @@
 
 memory.py   MemoryStore: every row in host memory, an array
 ssd/        SsdStore: every row in files on an SSD
-tiered.py   TieredStore: memory over ssd
+int8.py     Int8Store: every row in host memory, its weights rounded to int8
+tiered.py   TieredStore: memory over ssd (memory_tier.py: its slots; tier_windows.py: for compiled transfers)
 held.py     rows of one moment for a checkpoint, while training continues
 """
 
@@ -18,11 +19,12 @@ from hotbed.ops.index import ScoreFunction
 from hotbed.ops.records import Layout
 from hotbed.store.counts import TierContents, Tiers
 from hotbed.store.held import Holder
+from hotbed.store.int8 import Int8Store
 from hotbed.store.memory import MemoryStore
 from hotbed.store.ssd import SsdStore
 from hotbed.store.tiered import TieredStore
 
-__all__ = ["MemoryStore", "Place", "SsdStore", "Store", "TieredStore"]
+__all__ = ["Int8Store", "MemoryStore", "Place", "SsdStore", "Store", "TieredStore"]
 
 
 class Store(Protocol):
@@ -78,6 +80,10 @@ class Store(Protocol):
         """This store, where every row has its place in one array, so that others may move rows themselves; else None."""
 
     @property
+    def tiered(self) -> TieredStore | None:
+        """This store, where it is memory over an ssd, which brings rows from there ahead of need; else None."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of host memory, once everything is used."""
 
@@ -89,11 +95,14 @@ class Place(NamedTuple):
     ssd_bytes: int = 0
     memory_slots: int = 0  # rows in memory over the ssd; 0: a row that is not on the device is on the ssd
     grows: bool = False  # rows of dynamic ids: far fewer than there could be
+    int8: bool = False  # their weights are rounded, in memory without an ssd
 
     def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: ScoreFunction) -> Store:
         """A store for `num_rows` rows."""
+        if self.folder is None and self.int8:
+            return Int8Store(num_rows, layout, first, grows=self.grows)
         if self.folder is None:
-            return MemoryStore(num_rows, layout, first, grows=self.grows)
+            return MemoryStore(num_rows, layout.width, first, grows=self.grows)
         ssd = SsdStore(self.folder, num_rows, layout.width, first, max_bytes=self.ssd_bytes)
         if not self.memory_slots:
             return ssd

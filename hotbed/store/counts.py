@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 class TierCounts(NamedTuple):
     """Since the stores were opened. Rows that were never written are created on the device and requested from no tier."""
 
-    from_memory: int = 0  # requested rows that memory had
+    from_memory: int = 0  # requested rows that memory had, and was not asked ahead for
     from_ssd: int = 0  # rows that were read from the ssd
     to_ssd: int = 0  # rows written to the ssd, without the copies of compaction
     bytes_from_memory: int = 0
@@ -23,6 +23,8 @@ class TierCounts(NamedTuple):
     bytes_written: int = 0  # to the ssd: wear, with headers and the copies of compaction
     bytes_compacted: int = 0  # the part of it that compaction wrote
     compactions: int = 0  # segments rewritten
+    ahead: int = 0  # rows of those from the ssd that were in memory before they were requested
+    waits: int = 0  # windows that had to wait for rows of the ssd
 
     def plus(self, other: TierCounts) -> TierCounts:
         """Field by field."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from hotbed.host.pages import make_pages, zeros
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
-from hotbed.ops.records import Layout
 from hotbed.store.counts import TierContents, Tiers
 from hotbed.store.held import HeldRows, refuse_second
 from hotbed.store.ssd import frozen_items
@@ -29,10 +28,8 @@ _CHUNK = 1 << 16
 class MemoryStore:
     """Records [R, W] of all keys 0..R-1 on the host."""
 
-    def __init__(
-        self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], *, grows: bool = False
-    ) -> None:
-        self._records = torch.from_numpy(zeros((num_rows, layout.width), np.float32))
+    def __init__(self, num_rows: int, width: int, first: Callable[[Tensor], Tensor], *, grows: bool = False) -> None:
+        self._records = torch.from_numpy(zeros((num_rows, width), np.float32))
         self._state = zeros((num_rows,), np.uint8, huge=False)  # see ops/move/states.py
         self._first = first
         self._grows = grows  # keys are used from 0 on, and few of them
@@ -168,6 +165,10 @@ class MemoryStore:
     def array(self) -> MemoryStore:
         """Every row has its place."""
         return self
+
+    @property
+    def tiered(self) -> None:
+        """No tier."""
 
     def parts(self) -> tuple[Tensor, NDArray[np.uint8]]:
         """(records [R, W], state [R]) for a caller that moves rows itself."""

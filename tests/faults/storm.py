@@ -16,10 +16,12 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.faults.test_walk import KINDS, WAYS, batches_of, tables_of
+import pytest
+
+from tests.faults.test_walk import KINDS, WAYS, batches_of, tables_of, unrounded
 from tests.faults.walk import after, close, states_after
 
-_KINDS = [kind for kind in KINDS if kind != "ranked"]  # of one process, without a process group
+_KINDS = [kind for kind in KINDS if kind != "ranked"]
 
 
 def interrupt(work: Any, delay: float, politely: bool) -> None:
@@ -47,7 +49,8 @@ def storm(count: int, seed: int = 0, report: Any = None) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     batches = batches_of("abc")
     seconds: dict[tuple[str, str], float] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        unrounded(patch)
         states = {
             dynamic: states_after(lambda kind=kind: tables_of(kind, folder, slots=500), batches)
             for dynamic, kind in ((False, "plain"), (True, "dynamic memory"))

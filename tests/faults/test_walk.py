@@ -10,6 +10,7 @@ import hotbed
 from hotbed import Table, optim
 from hotbed.host import handover
 from hotbed.pipeline import reader
+from hotbed.store import int8
 from hotbed.tables import module as tables_module
 from hotbed.tables.sizing.budget import rooms_of
 from tests.faults.walk import Way, step, walk
@@ -35,6 +36,19 @@ def short_looks(monkeypatch):
     monkeypatch.setattr(reader, "_LOOK_AGAIN", 0.005)
 
 
+def unrounded(monkeypatch):
+    """A store of int8 rows rounds nothing: how often a row is rounded depends on where training was broken off."""
+    monkeypatch.setattr(int8, "packed_width", lambda layout: layout.width)
+    monkeypatch.setattr(int8, "pack", lambda records, keys, layout: records.clone())
+    monkeypatch.setattr(int8, "unpack", lambda packed, layout, out: out.copy_(packed))
+
+
+@pytest.fixture(autouse=True)
+def exact_rows(monkeypatch):
+    """See `unrounded`."""
+    unrounded(monkeypatch)
+
+
 def tables_of(kind, folder, slots=24):
     """Tables with `slots` slots a group; the memory over an ssd holds a third as many rows."""
     dynamic, tier = kind.startswith("dynamic"), kind.split()[-1]
@@ -46,7 +60,9 @@ def tables_of(kind, folder, slots=24):
     if kind == "ranked":
         return hotbed.ShardedTables(tables, optim.Adagrad(lr=0.1), output="dict", cache=0.5)
     budgets = {"hbm": "1MiB", "memory": "64MiB"}
-    if tier != "memory":
+    if tier == "int8":
+        budgets["store_precision"] = "int8"
+    elif tier != "memory":
         budgets["ssd"] = f"{folder}:64MiB"
     if tier == "ssd":
         del budgets["hbm"]
@@ -87,7 +103,7 @@ def with_evaluation(tables, batches):
 WAYS = {"one by one": one_by_one, "ahead": ahead, "evaluating in between": with_evaluation}
 
 
-KINDS = ["plain", "memory", "ssd", "tiered", "dynamic memory", "dynamic tiered", "ranked"]
+KINDS = ["plain", "memory", "ssd", "tiered", "int8", "dynamic memory", "dynamic tiered", "dynamic int8", "ranked"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a fault while a generator is collected

@@ -23,6 +23,7 @@ import torch
 import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+from hotbed.host.handover import Latch
 from hotbed.pipeline.batches import tensors_in, to_device
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.transfer_thread import TransferThread, WindowRows
@@ -957,6 +958,29 @@ def test_moves_that_were_waiting_when_another_failed():
             wait()
     mover.close()
     assert isinstance(mover.error, BrokenError)
+
+
+def test_a_transfer_thread_does_nothing_before_the_first_request_or_after_a_drain():
+    """Until then the thread of another feed may be at work on the same store."""
+    done, pending = [], []
+
+    class Store:
+        def work_ahead(self):
+            done.append(len(pending))
+            return False
+
+    class Requests:
+        def empty(self):
+            return True
+
+        def get(self):
+            return pending.pop(0)
+
+    thread = TransferThread(torch.device("cpu"), [Store()])
+    thread._tasks = Requests()
+    pending[:] = [[], Latch(), None]  # rows ahead, a drain, the end
+    thread._serve()
+    assert done == [2], "once, between the first request and the drain"
 
 
 def test_rows_that_leave_with_one_window_and_come_with_the_next_are_read_after_they_are_written():

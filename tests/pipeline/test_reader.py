@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -20,6 +21,7 @@ from hotbed.pipeline import leftovers, reader
 from hotbed.pipeline.leftovers import is_stream
 from hotbed.pipeline.random_draws import RANDOM_OPERATORS
 from hotbed.pipeline.reader import Reader
+from hotbed.pipeline.written import ReadContents
 
 CACHES = [{}, {"cache": 0.6}]
 CPU = torch.device("cpu")
@@ -306,6 +308,16 @@ def test_a_stream_that_nobody_knows_any_more_is_not_kept():
         assert not leftovers._leftovers
 
 
+def test_nothing_is_kept_of_a_loader_that_can_be_read_again(caplog):
+    tables, loader = make(), matrices(24)
+    batches = hotbed.prefetch(loader, tables)
+    assert torch.equal(next(batches), loader[0])
+    batches.close()
+    assert not leftovers._leftovers
+    assert not caplog.records
+    assert len(list(hotbed.prefetch(loader, tables))) == 24
+
+
 def test_a_loader_that_begins_anew_does():
     tables, loader = make(), Anew(matrices())
     assert not is_stream(loader)
@@ -460,6 +472,63 @@ def test_a_loader_that_fills_one_tensor_again_is_refused(kind, cache):
 
     with pytest.raises(HotbedError, match=r"written to after the loader gave it.*batch.clone\(\)"):
         take_all()
+
+
+def test_of_a_batch_of_many_tensors_the_first_four_are_watched():
+    contents, batch = ReadContents(), tuple(torch.zeros(3) for _ in range(5))
+    contents.note(batch)
+    batch[4].fill_(1)
+    contents.check(batch)
+    batch[3].fill_(1)
+    with pytest.raises(HotbedError, match="written to after the loader gave it"):
+        contents.check(batch)
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])
+@pytest.mark.parametrize("num_buffers", [1, 2])
+def test_a_loader_that_fills_arrays_of_numpy_again_is_refused(cache, num_buffers):
+    """torch does not count what is written past it."""
+    tables = make(**cache)
+
+    def loader():
+        arrays = [np.zeros((8, 2), dtype=np.int64) for _ in range(num_buffers)]
+        for n in range(12):
+            arrays[n % num_buffers][:] = n
+            yield torch.from_numpy(arrays[n % num_buffers])
+
+    with pytest.raises(HotbedError, match=r"written to after the loader gave it.*batch.clone\(\)"):
+        for _ in hotbed.prefetch(loader(), tables, window=1, look_ahead=6):
+            pass
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])
+@pytest.mark.parametrize("is_numpy", [False, True])
+def test_a_loader_that_fills_one_tensor_again_is_refused_where_training_is_faster(cache, is_numpy):
+    """No batch waits when the next one is read: the one that is being trained is overwritten."""
+    tables, taken = make(**cache), threading.Semaphore(1)
+
+    def loader():
+        array = np.zeros((8, 2), dtype=np.int64)
+        ids = torch.from_numpy(array)
+        for n in range(6):
+            taken.acquire(timeout=0.5)  # all that were read are handed out, or the loop has ended
+            (array if is_numpy else ids)[:] = n
+            yield ids
+
+    def take_all():
+        for _ in hotbed.prefetch(loader(), tables, window=1, look_ahead=1):
+            taken.release()
+
+    with pytest.raises(HotbedError, match="written to after the loader gave it"):
+        take_all()
+
+
+def test_memory_that_is_given_out_again_is_no_mistake():
+    """A batch that is trained and dropped makes room for the next one, at the same address."""
+    tables = make(cache=0.5)
+    for n, ids in enumerate(hotbed.prefetch((torch.full((4096, 2), n % 50) for n in range(60)), tables)):
+        assert int(ids[0, 0]) == n % 50
+        del ids
 
 
 @pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])

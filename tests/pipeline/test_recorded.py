@@ -156,6 +156,24 @@ def test_batches_arrive_one_by_one_where_a_bounded_index_has_no_room_for_all():
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
+def test_batches_that_arrive_together_know_their_own_number_of_keys(monkeypatch):
+    draw, found, num_keys = torch.Generator().manual_seed(0), [], RecordedPlanner.num_keys
+
+    def counted(planner, batch):
+        counts = num_keys(planner, batch)
+        found.append((counts, [batch.batch.unique().shape[0]]))
+        return counts
+
+    monkeypatch.setattr(RecordedPlanner, "num_keys", counted)
+    loader = [torch.randint(0, 1 + n, (32, 1), generator=draw) for n in range(24)]
+    tables = hotbed.EmbeddingTables({"a": Table(200, 3)}, optim.SGD(lr=0.1), cache=0.6)
+    for ids in hotbed.prefetch(loader, tables, window=4, look_ahead=4):
+        tables(ids).sum().backward()
+    assert len(found) >= len(loader)
+    assert all(counts == distinct for counts, distinct in found)
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
 def test_counts_begin_at_zero_after_a_batch_of_another_size(monkeypatch):
     """The row of counts of the next arrival was cleared for another number: it held counts of a ring ago."""
     for module in ("hotbed.ops.index.recorded", "hotbed.cache.recorded_planner"):

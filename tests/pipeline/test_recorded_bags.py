@@ -136,7 +136,7 @@ def test_the_same_bits_over_an_ssd(tmp_path, window, budgets):
     assert train(cached, batches, window=window, look_ahead=4) == expected
     assert_same(plain, cached)
     assert cached.counters().misses > cached.counters().created
-    assert not any(group.has_array for group in cached.caches)
+    assert not any(group.is_compiled for group in cached.caches)
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -23,7 +23,7 @@ def first(keys):
 @settings(max_examples=50)
 @given(data=st.data())
 def test_against_a_dict(data):
-    store, model = MemoryStore(20, LAYOUT, first), {}
+    store, model = MemoryStore(20, LAYOUT.width, first), {}
     for step in range(data.draw(st.integers(1, 6))):
         keys = torch.tensor(sorted(data.draw(st.sets(st.integers(0, 19), min_size=1))))
         out = torch.full((keys.shape[0], LAYOUT.width), torch.nan)
@@ -44,7 +44,7 @@ def resident_bytes():
 
 
 def test_memory_can_be_had_at_once():
-    store = MemoryStore(4_000_000, LAYOUT, first)  # 64 MB
+    store = MemoryStore(4_000_000, LAYOUT.width, first)  # 64 MB
     before = resident_bytes()
     store.make_pages()
     assert resident_bytes() - before > 0.9 * store.parts()[0].nbytes
@@ -56,7 +56,7 @@ def test_memory_can_be_had_at_once():
 
 def test_opening_a_large_store_takes_no_memory():
     before = resident_bytes()
-    store = MemoryStore(50_000_000, LAYOUT, first)  # 800 MB once every row is used
+    store = MemoryStore(50_000_000, LAYOUT.width, first)  # 800 MB once every row is used
     out = torch.empty(2, LAYOUT.width)
     store.read(torch.tensor([3, 49_999_999]), out)
     assert out[:, 0].tolist() == [3.5, 50_000_000.0]
@@ -64,7 +64,7 @@ def test_opening_a_large_store_takes_no_memory():
 
 
 def test_a_store_that_grows_sees_rows_that_others_wrote_once_it_reaches_them():
-    store = MemoryStore(1 << 20, LAYOUT, first, grows=True)
+    store = MemoryStore(1 << 20, LAYOUT.width, first, grows=True)
     records, state = store.parts()
     records[5], state[5] = 1.0, WRITTEN
     assert store.num_written == 0
@@ -75,7 +75,7 @@ def test_a_store_that_grows_sees_rows_that_others_wrote_once_it_reaches_them():
 
 
 def test_held_rows_are_of_one_moment():
-    store = MemoryStore(50, LAYOUT, first)
+    store = MemoryStore(50, LAYOUT.width, first)
     keys = torch.arange(0, 50, 2)
     store.write(keys, torch.full((25, LAYOUT.width), 1.0))
     held = store.hold(touched=False)
@@ -99,7 +99,7 @@ def test_held_rows_are_of_one_moment():
 
 
 def full_store():
-    store = MemoryStore(10, LAYOUT, first)
+    store = MemoryStore(10, LAYOUT.width, first)
     store.write(torch.arange(10), torch.ones(10, LAYOUT.width))
     return store
 
@@ -183,7 +183,7 @@ def peak_bytes(act):
 
 
 def test_a_snapshot_of_few_rows_of_many_takes_little_memory():
-    store = MemoryStore(400_000_000, LAYOUT, first)
+    store = MemoryStore(400_000_000, LAYOUT.width, first)
     keys = torch.arange(0, 400_000_000, 50_000_000)
     store.write(keys, torch.ones(8, LAYOUT.width))
     store.hold(touched=False).give_back()  # compiles
@@ -198,7 +198,7 @@ def test_a_snapshot_looks_no_further_than_the_keys_in_use(monkeypatch):
     """Dynamic ids set aside addresses for hundreds of millions of rows; to look through them all takes seconds."""
     seen = []
     monkeypatch.setattr(held, "marked", lambda marks, chunk: (seen.append(marks.size), marked(marks, chunk))[1])
-    store = MemoryStore(400_000_000, LAYOUT, first, grows=True)
+    store = MemoryStore(400_000_000, LAYOUT.width, first, grows=True)
     store.write(torch.tensor([3, 70_000]), torch.ones(2, LAYOUT.width))
     rows = store.hold(touched=False)
     store.write(torch.tensor([90_000, 3]), torch.zeros(2, LAYOUT.width))
@@ -212,7 +212,7 @@ def test_a_snapshot_looks_no_further_than_the_keys_in_use(monkeypatch):
 
 def test_a_snapshot_of_all_rows_copies_a_chunk_at_a_time():
     layout = layout_of(64, optim.SGD())
-    store = MemoryStore(400_000, layout, lambda keys: torch.ones(keys.shape[0], layout.width))
+    store = MemoryStore(400_000, layout.width, lambda keys: torch.ones(keys.shape[0], layout.width))
     for keys in torch.arange(400_000).split(1 << 16):  # 102 MB
         store.write(keys, torch.ones(keys.shape[0], layout.width))
     store.hold(touched=False).give_back()

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hotbed.errors import StoreError
 from hotbed.store.ssd import SsdStore, frozen_items
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
+from hotbed.store.ssd.kernels import BLOCK
 
 WIDTH = 3
 NUM_ROWS = 20
@@ -381,3 +382,26 @@ def test_a_file_stays_while_somebody_may_read_it_who_began_before_it_was_dead(st
             assert segment.path.exists()
         assert segment.path.exists()
     assert not segment.path.exists()
+
+
+def test_a_dead_file_goes_with_its_store_whatever_an_interrupted_reader_left(tmp_path):
+    store = open_store(tmp_path)
+    store.write(torch.arange(9), first(torch.arange(9)))
+    reader = store._segments.reading()
+    reader.__enter__()  # and never left
+    store._segments.retire(next(iter(store._segments)))
+    store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_nothing_is_left_of_a_block_of_keys_that_is_cleared(tmp_path):
+    last = 1 << BLOCK
+    store = open_store(tmp_path, num_rows=last + 1)
+    keys = torch.tensor([0, last - 2, last - 1, last])
+    store.write(keys, torch.ones(4, WIDTH))
+    store.clear()
+    assert contents(store) == {}
+    out = torch.empty(4, WIDTH)
+    store.read(keys, out)
+    assert torch.equal(out, first(keys))
+    store.close()

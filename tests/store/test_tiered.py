@@ -43,7 +43,7 @@ def test_against_a_dict(tmp_path_factory, data):
     some = st.sets(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=25).map(sorted)
     for step in range(data.draw(st.integers(1, 12))):
         keys = data.draw(some)
-        what = data.draw(st.sampled_from(["write", "write", "fetch", "read", "forget", "flush", "expect"]))
+        what = data.draw(st.sampled_from(["write", "write", "fetch", "read", "forget", "flush", "expect", "foresee"]))
         if what == "write":
             records = torch.rand(len(keys), WIDTH) + step
             store.write(torch.tensor(keys), records)
@@ -62,6 +62,11 @@ def test_against_a_dict(tmp_path_factory, data):
             model = {key: record for key, record in model.items() if key not in keys}
         elif what == "flush":
             store.flush()
+        elif what == "foresee":
+            store.foresee(np.array([*keys, -1, NUM_ROWS, keys[0], 2**60]), data.draw(st.integers(0, 3)))
+            while data.draw(st.booleans()) and store.work_ahead():
+                store.check_integrity()
+            store.advance(data.draw(st.integers(0, 2)))
         else:
             store.expect(torch.tensor(keys))
             rows, _, late = fetched(store, list(range(NUM_ROWS)))
@@ -151,8 +156,10 @@ def test_rows_of_a_checkpoint_are_back_in_the_slots_they_had(tmp_path):
     store = open_store(tmp_path, num_slots=4)
     records = torch.rand(10, WIDTH)
     store.write(torch.arange(10), records)
+    store.write(torch.tensor([0, 1]), records[:2])  # key 0 is in memory
     store.flush()
     held = store.contents()
+    assert 0 in held.keys
     store._empty()
     assert store.restore_contents(held)
     store.check_integrity()
@@ -160,6 +167,99 @@ def test_rows_of_a_checkpoint_are_back_in_the_slots_they_had(tmp_path):
     out = torch.empty(10, WIDTH)
     store.read(torch.arange(10), out)
     assert torch.equal(out, records)
+    store.close()
+
+
+def all_on_ssd(folder, num_slots):
+    store = open_store(folder, num_slots)
+    store.write(torch.arange(NUM_ROWS), torch.arange(NUM_ROWS).float()[:, None].expand(-1, WIDTH).contiguous())
+    store.flush()
+    store.tier.empty(np.flatnonzero(store.tier.key_of_slot >= 0))
+    return store
+
+
+def work_all(store):
+    while store.work_ahead():
+        store.check_integrity()
+
+
+def test_rows_that_are_foreseen_are_in_memory_when_they_are_requested(tmp_path):
+    store = all_on_ssd(tmp_path, 20)
+    before = store.counts
+    store.foresee(np.arange(8), 0)
+    work_all(store)
+    brought = store.counts.minus(before)
+    assert (brought.ahead, brought.from_ssd, brought.from_memory, brought.waits) == (8, 8, 0, 0)
+    store.advance(1)
+    rows, _, _ = fetched(store, list(range(10)))
+    assert rows == {key: [float(key)] * WIDTH for key in range(10)}
+    counts = store.counts.minus(before)
+    assert (counts.ahead, counts.from_ssd, counts.from_memory, counts.waits) == (8, 10, 0, 1)
+    assert counts.requested == 10
+    fetched(store, list(range(8)))
+    assert store.counts.minus(before).from_memory == 8  # once more: memory had them
+    store.close()
+
+
+def test_foreseen_rows_stay_until_their_batch_is_planned(tmp_path):
+    store = all_on_ssd(tmp_path, 12)
+    store.foresee(np.arange(4), 1)
+    work_all(store)
+    here = lambda: set(np.flatnonzero(store.tier.slot_of_key[:4] > 0).tolist())  # noqa: E731
+    for step in range(12):
+        store.write(torch.arange(10, 14) + step, torch.ones(4, WIDTH))
+        assert here() == {0, 1, 2, 3}
+    store.advance(1)
+    store.write(torch.arange(10, 14), torch.ones(4, WIDTH))
+    assert here() == {0, 1, 2, 3}  # one batch is before it
+    store.advance(1)
+    for step in range(12):
+        store.write(torch.arange(10, 14) + step, torch.ones(4, WIDTH))
+    assert not here()
+    store.close()
+
+
+def test_rows_ahead_take_half_of_memory_in_the_order_of_their_use(tmp_path):
+    store = all_on_ssd(tmp_path, 16)
+    for distance in range(4):
+        store.foresee(np.arange(4 * distance, 4 * distance + 4), distance)
+    work_all(store)
+    assert np.flatnonzero(store.tier.slot_of_key > 0).tolist() == list(range(8))
+    store.advance(1)
+    work_all(store)
+    assert set(range(4, 12)) <= set(np.flatnonzero(store.tier.slot_of_key > 0).tolist())
+    store.advance(3)
+    work_all(store)
+    assert store.counts.ahead == 12  # the last batch was planned before there was room
+    store.close()
+
+
+def test_a_row_on_its_way_is_not_read_from_the_ssd_meanwhile(tmp_path):
+    """What the ssd has is older."""
+    store = all_on_ssd(tmp_path, 8)
+    store.expect(torch.tensor([3]))
+    store.foresee(np.array([3, 4]), 0)
+    work_all(store)
+    assert fetched(store, [3, 4]) == ({4: [4.0] * WIDTH}, set(), {3})
+    store.write(torch.tensor([3]), torch.zeros(1, WIDTH))
+    assert fetched(store, [3])[0] == {3: [0.0] * WIDTH}
+    store.close()
+
+
+def test_a_read_ahead_that_fails_changes_nothing_and_is_raised(tmp_path, monkeypatch):
+    store = all_on_ssd(tmp_path, 20)
+    store.foresee(np.arange(8), 0)
+
+    def broken(*_):
+        raise StoreError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.ssd, "read_into", broken)
+        with pytest.raises(StoreError, match="broken"):
+            work_all(store)
+    store.check_integrity()
+    assert store.num_in_memory == 0
+    assert fetched(store, list(range(8)))[0] == {key: [float(key)] * WIDTH for key in range(8)}
     store.close()
 
 
@@ -188,8 +288,10 @@ def test_counts_outlive_what_is_cleared(tmp_path):
 def test_rows_used_least_leave_and_old_uses_count_less(uses, ages, victims):
     clock, out = 10_000, np.zeros(len(victims), np.int64)
     last = clock - np.array(ages, np.int32)
-    keys = np.arange(len(uses))
+    keys, kept = np.arange(len(uses)), np.zeros(len(uses), np.int32)
+    info = np.stack([np.array(uses, np.int32), last, kept], axis=1)
     policy = make_policy("lfu")
-    hand = chooser(policy)(keys, np.array(uses, np.int32), last, clock, policy.half_life, 0, len(victims), out)
+    hand, count = chooser(policy)(keys, info, clock, policy.half_life, clock, 0, 0, len(victims), out)
+    assert count == len(victims)
     assert sorted(out.tolist()) == victims
     assert hand == 0

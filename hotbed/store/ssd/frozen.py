@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError, without_room
-from hotbed.host.ahead import run_all
 from hotbed.host.atomic import flush_to_disk
 from hotbed.host.memory import in_words
+from hotbed.host.threads import run_all
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.format import (
     HEADER_BYTES,

@@ -68,6 +68,8 @@ class Segments:
         self._tickets, self._active = count(1), dict[int, int]()  # ticket of a reader -> its thread
         self._dead: list[tuple[int, Segment]] = []  # (last ticket that may read it, segment)
         self._process = os.getpid()
+        self._files: NDArray[np.int64] | None = None  # descriptors and seeds by slot; made again when there are others
+        self.num_changes = 0  # segments that came and went
         self._lock_handle = _lock(folder)
         with cannot_write(folder):
             for path in folder.glob("segment-*.rows"):
@@ -118,7 +120,13 @@ class Segments:
             segment = Segment(slot, path, handle, header, live)
             self.all[slot] = segment
             self.num_live[slot], self.live_of_slot[slot] = 0, live.ctypes.data
+            self._note_change()
         return segment
+
+    def _note_change(self) -> None:
+        """There is a segment more, or one less."""
+        self._files = None
+        self.num_changes += 1
 
     def skip_numbers(self, past: int) -> None:
         """New segments get numbers above this one."""
@@ -129,10 +137,13 @@ class Segments:
     def reading(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Files stay while this is open: (descriptors, seeds) by slot. Enter it with `lock` held, at the time of the places."""
         with self.lock:
-            files = np.full((2, len(self.all)), -1, dtype=np.int64)
-            for segment in self:
-                files[0, segment.slot] = segment.handle
-                files[1, segment.slot] = np.uint64(segment.header.seed).view(np.int64)
+            files = self._files
+            if files is None:
+                files = np.full((2, len(self.all)), -1, dtype=np.int64)
+                for segment in self:
+                    files[0, segment.slot] = segment.handle
+                    files[1, segment.slot] = np.uint64(segment.header.seed).view(np.int64)
+                self._files = files
             ticket = next(self._tickets)
             self._active[ticket] = threading.get_ident()
         try:
@@ -191,6 +202,7 @@ class Segments:
     def _delete(self, segment: Segment) -> None:
         self.all[segment.slot] = None
         self.num_live[segment.slot] = 0
+        self._note_change()
         with suppress(FileNotFoundError):
             segment.path.unlink()
         handle, segment.handle = segment.handle, -1

@@ -99,6 +99,21 @@ class SsdStore:
         place_in_out[found.positions] = rows
         return rows.size, torch.from_numpy(found.missing)
 
+    def written(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of the keys that have a record."""
+        places, found, missing = (np.empty(keys.size, dtype=np.int64) for _ in range(3))
+        with self._segments.lock:
+            num_found, _ = kernels.find(self._places.words, keys, False, places, found, missing)
+        return found[:num_found]
+
+    def read_into(self, rows: NDArray[np.int64], keys: NDArray[np.int64], out: Tensor) -> None:
+        """out[row] = the record of keys[row], which was written, for each of these rows, distinct."""
+        wanted = self._checked(torch.from_numpy(keys[rows]), out)
+        with ExitStack() as stack:
+            found = self._find(wanted, False, stack)
+            assert not found.missing.size, f"{found.missing.size} of {rows.size} keys have no record"
+            self._read(found, rows, keys, out)
+
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct: all of them, or none and the old ones stay."""
         numbers = self._checked(keys, records)
@@ -241,12 +256,17 @@ class SsdStore:
         """Rows are in files."""
 
     @property
+    def tiered(self) -> None:
+        """No tier in memory."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of address space of the index and bitmaps, not of the disk; pages become memory when they are used."""
         return self._places.num_bytes + sum(segment.live.nbytes for segment in self._segments)
 
     def check_integrity(self) -> None:
-        """The conservation laws of index, bitmaps and files; for tests, while the store is idle."""
+        """The conservation laws of index, bitmaps and files; for tests, while no other thread uses the store."""
+        self._compaction.wait()
         check_integrity(self._segments, self._places)
 
     def _find(self, keys: NDArray[np.int64], waits: bool, stack: ExitStack) -> RecordPlaces:

@@ -1,6 +1,6 @@
 """What a run will need and how fast it will be, before it starts; and the history of a row in the cache.
 
-trace.py        batches -> the distinct keys of each; id_file.py reads ids that another system logged
+trace.py        batches -> the distinct keys of each, of a dataset or of a file of ids
 replay.py       a trace -> hits, misses and evictions of a cache, window by window; optimum.py and curves.py use it
 request.py      the run in question: its batches, tables and schedule, each computed once
 sampled.py      counts of all ids -> a small epoch that represents the whole

@@ -227,6 +227,7 @@ class _Rig:
         tables = EmbeddingTables(
             self._tables, self._found.optimizer, device=device, cache=share, policy=config.tables.policy,
             precision=self._found.precision,
+            store_precision="same" if share is None else config.tables.store_precision,
         )  # fmt: skip
         model = model_of(config, self._schema).to(device)
         dense = dense_optimizer(config, model)
@@ -361,7 +362,8 @@ def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: boo
         "data": dataset.fingerprint,
         "reading": asdict(config.data) | {"path": ""},
         "model": asdict(config.model),
-        "rows": [config.tables.optimizer, config.tables.precision, config.tables.policy, config.tables.window],
+        "rows": [config.tables.optimizer, config.tables.precision, config.tables.policy, config.tables.window]
+        + [config.tables.store_precision] * (config.tables.store_precision != "same"),
         "dense": config.dense.optimizer,
     }
     return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()[:24]

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.dataset import HotRows, num_warm
-from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import AUTOMATIC, LookAhead, Replay
-from hotbed.forecast.trace import Trace
+from hotbed.forecast.trace import Trace, TraceSource
 from hotbed.host.jit import njit
 
 Ints = NDArray[np.int64]

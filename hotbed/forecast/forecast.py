@@ -18,6 +18,7 @@ from hotbed.forecast import memory
 from hotbed.forecast.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
 from hotbed.forecast.measure import plan_seconds, ssd_problems, ssd_speed
 from hotbed.forecast.memory import BatchShape, MemoryPart
+from hotbed.forecast.replicas import replicas_of
 from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.step_time import StepJob, StepSpeed, Wires, speed_of, wires_of
 from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_memory
@@ -88,7 +89,9 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     problems: list[str] = []
     rooms: list[Room] = []
     try:
-        rooms = rooms_of(request.sketch.budgets, request.sketch.amounts.groups, device.type)
+        rooms = rooms_of(
+            request.sketch.budgets, request.sketch.amounts.groups, device.type, request.sketch.amounts.stored
+        )
     except (BudgetError, ConfigError) as error:
         problems.append(str(error))
     with torch.device("meta"):
@@ -107,6 +110,8 @@ def make_forecast(request: ForecastRequest) -> Forecast:
             notes += _notes(traffic, request)
     shape = _shape(request, is_needed=num_slots is not None)
     parts = _parts(request, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
+    replicas = replicas_of(request, rooms)
+    parts[1:1], notes, problems = replicas.parts, notes + replicas.notes, problems + replicas.problems
     problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
     wires = wires_of(dataset, shape, request.sketch, request.world, model) if request.world > 1 else None
     known = None if problems else _calibration(request)
@@ -168,7 +173,12 @@ def _too_small(request: ForecastRequest, rooms: list[Room]) -> list[str]:
     return [
         str(
             too_small(
-                counted, seen.replay.trace.most_keys, room.num_slots, request.sketch.amounts, on_ssd=_is_cache(room)
+                counted,
+                seen.replay.trace.most_keys,
+                room.num_slots,
+                request.sketch.amounts,
+                on_ssd=_is_cache(room),
+                part=room.cache_part,
             )
         )
         for seen, room in zip(request.seen, rooms)
@@ -251,7 +261,7 @@ def _below(request: ForecastRequest, room: Room) -> list[MemoryPart]:
     amounts = request.sketch.amounts
     used = min(amounts.rows, request.sketch.most_used)
     if room.place.folder is None:
-        return [MemoryPart("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
+        return [MemoryPart("memory", "rows below the cache", used * amounts.below + amounts.rows, True)]
     held = room.place.memory_slots or 0
     parts = (
         [MemoryPart("memory", "rows over the ssd", held * (amounts.record + tiered.BYTES_PER_SLOT), True)]

@@ -120,7 +120,7 @@ def ssd_speed(ssd: str, record: int) -> float:
 def _forget_pages(file: int) -> None:
     """From here on reads come from the device, without read-ahead."""
     if not hasattr(os, "posix_fadvise"):
-        raise OSError("this system cannot be asked to read from the device and not from memory")
+        raise OSError("this system cannot read from the device past the page cache")
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 

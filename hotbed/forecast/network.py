@@ -76,13 +76,14 @@ def zipf(num_rows: int, exponent: float) -> Frequencies:
 
 
 def read_frequencies(dataset: Dataset) -> list[Frequencies]:
-    """Frequencies of every id feature, from the counts files of the train split."""
+    """Frequencies of every table, from the counts files of the train split."""
     num_samples = dataset.schema.splits["train"].rows
     found = []
-    for feature in dataset.schema.features:
-        _, counts = count_rows(feature, dataset.counts(feature.name))
+    for name, features in dataset.schema.tables.items():
+        _, counts = count_rows(features[0], dataset.counts(name))
         # ids that are not in the vocabulary share a row
-        unlisted = 0 if feature.multi else max(0, num_samples - int(counts.sum()))
+        is_bag = any(one.multi for one in features)
+        unlisted = 0 if is_bag else max(0, num_samples * len(features) - int(counts.sum()))
         counts = np.append(counts, unlisted)
         found.append(counted(counts, float(counts.sum()) / max(num_samples, 1)))
     return found
@@ -118,7 +119,7 @@ class Group(NamedTuple):
         """Expected distinct keys of `num_samples` samples."""
         return sum(feature.distinct(num_samples) for feature in self.features)
 
-    def asked(self, world: int, batch: float, pooled: Pooled) -> RowDemand:
+    def demand(self, world: int, batch: float, pooled: Pooled) -> RowDemand:
         """For each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
         found = []
         for feature in self.features:
@@ -175,7 +176,7 @@ def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: 
     """
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
     for group in groups:
-        demand = group.asked(cluster.size, batch, pooled)
+        demand = group.demand(cluster.size, batch, pooled)
         settling.append(all_to_all(cluster, demand.keys * group.key_bytes))
         rows.append(all_to_all(cluster, demand.vectors * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*rows))

@@ -52,7 +52,7 @@ def forecast_section(figures: Mapping[str, Any]) -> str:
         parts.append(table("A step", ["what", "forecast"], lines))
     parts += [f"<p>Does not fit, because {text(problem, 1000)}</p>" for problem in figures["problems"]]
     parts += [f"<p>{text(note, 1000)}</p>" for note in figures["notes"]]
-    return section("outlook", "What it needs", *parts)
+    return section("forecast", "What it needs", *parts)
 
 
 def _numbers(curves: Curves) -> str:

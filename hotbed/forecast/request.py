@@ -8,10 +8,10 @@ from typing import Any
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.id_file import TraceSource, from_dataset
 from hotbed.forecast.replay import LookAhead, Replay
 from hotbed.forecast.sampled import SampledEpoch, SampleOptions, draw_small_epoch
-from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_features, part_of_rank
+from hotbed.forecast.trace import TraceSource, from_dataset
+from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_rank, part_of_tables
 from hotbed.ops.shard import Shard
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
@@ -41,7 +41,7 @@ class ForecastRequest:
         """The dataset; features with dynamic ids have a row for every id, because those are not hashed."""
         schema, tables = self.dataset.schema, self.sketch.tables
         features = [
-            replace(one, mode="raw") if one.mode == "hash" and tables[one.name].rows is None else one
+            replace(one, mode="raw") if one.mode == "hash" and tables[one.table].rows is None else one
             for one in schema.features
         ]
         return replace(self.dataset, schema=replace(schema, features=tuple(features)))
@@ -90,7 +90,7 @@ class ForecastRequest:
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Numbers of the features whose tables share a cache; dynamic ids have a cache of their own."""
+        """Numbers of the tables that share a cache; dynamic ids have a cache of their own."""
         kinds: dict[bool, list[int]] = {}
         for number, table in enumerate(self.sketch.tables.values()):
             kinds.setdefault(table.rows is None, []).append(number)
@@ -106,7 +106,7 @@ class ForecastRequest:
             return [BatchKnowledge(self.replay, hot, num_distinct, self.thinned)]
         found = []
         for features in self.groups:
-            replay = Replay(part_of_features(self.replay.trace, self.given.ends, features))
+            replay = Replay(part_of_tables(self.replay.trace, self.given.ends, features))
             num_distinct = distinct_rows(self._as_read, features) // self.world
             found.append(
                 BatchKnowledge(

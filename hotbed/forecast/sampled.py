@@ -102,11 +102,14 @@ class SampledEpoch(NamedTuple):
 
 
 def uses_of(dataset: Dataset) -> Iterator[FeatureUses]:
-    """Feature by feature, rows that are used."""
+    """Table by table, rows that are used."""
     num_samples = dataset.schema.splits["train"].rows
-    for feature in dataset.schema.features:
-        rows, times = count_rows(feature, dataset.counts(feature.name))
-        unknown = feature.unlisted_lookups or (0 if feature.multi else max(num_samples - int(times.sum()), 0))
+    for name, features in dataset.schema.tables.items():
+        feature = features[0]
+        rows, times = count_rows(feature, dataset.counts(name))
+        unknown = sum(one.unlisted_lookups for one in features)
+        if not unknown and not any(one.multi for one in features):
+            unknown = max(num_samples * len(features) - int(times.sum()), 0)
         if feature.counting == "sketch" and feature.mode in ("hash", "raw"):
             yield FeatureUses(rows, times, max(_estimate(feature, rows) - int(rows.shape[0]), 0), unknown)
         elif unknown and feature.mode == "vocabulary":

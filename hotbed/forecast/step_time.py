@@ -31,7 +31,7 @@ from hotbed.train.build import Sketch
 _LOCAL = 8  # ranks of a node
 _NETWORK = 400  # Gb/s of a rank
 REACHED = 0.8  # of the speed on the label
-BESIDE = 0.5  # of the computation: what keys may take without delaying the step
+HIDDEN_SHARE = 0.5  # of the computation: what keys may take without delaying the step
 PASSES = 6  # over rows and gradients in device memory, to pack and unpack what travels
 
 
@@ -62,7 +62,7 @@ class Work(NamedTuple):
     """The work of one rank in a step, without sending."""
 
     compute: float  # seconds of a whole training step whose rows are all its own
-    deal: float  # seconds to find the distinct keys of its batch
+    dedup: float  # seconds to find the distinct keys of its batch
     copy_speed: float  # of device memory: bytes read and written per second
 
 
@@ -79,7 +79,7 @@ class StepTime(NamedTuple):
 
     compute: float  # with finding distinct keys, packing and unpacking
     exposed: float  # exchanges that nothing hides
-    beside: float = 0.0  # exchanges that overlap with the computation
+    overlapped: float = 0.0  # exchanges that overlap with the computation
     merge: float = 0.0  # one sum of the dense weights
     k: int = 1
     delay: int = 0
@@ -87,13 +87,13 @@ class StepTime(NamedTuple):
     @property
     def step(self) -> float:
         """The mean over steps with and without a sum."""
-        alone = self.compute + self.exposed + max(0.0, self.beside - BESIDE * self.compute)
+        alone = self.compute + self.exposed + max(0.0, self.overlapped - HIDDEN_SHARE * self.compute)
         return alone + max(0.0, self.merge - self.delay * alone) / self.k
 
     @property
     def exchanges(self) -> float:
         """All exchanges one after the other, none of them hidden."""
-        return self.exposed + self.beside + self.merge / self.k
+        return self.exposed + self.overlapped + self.merge / self.k
 
 
 def sharded_time(
@@ -132,9 +132,9 @@ def _step_of(
     dense: DenseSum,
     ahead: bool,
 ) -> StepTime:
-    compute = work.compute + work.deal + packed / work.copy_speed
-    waited, beside = (exposed, settling) if ahead else (exposed + settling, 0.0)
-    return StepTime(compute, waited, beside, sum_time(cluster, fabric, dense.sent), dense.k, dense.delay)
+    compute = work.compute + work.dedup + packed / work.copy_speed
+    waited, overlapped = (exposed, settling) if ahead else (exposed + settling, 0.0)
+    return StepTime(compute, waited, overlapped, sum_time(cluster, fabric, dense.sent), dense.k, dense.delay)
 
 
 def sum_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_ahead_for, window_length
 from hotbed.data.dataset import Dataset, HotRows, num_warm
-from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.replay import LookAhead, Replay, ReplayResult
 from hotbed.forecast.sampled import MovedRows, SampledEpoch, moved_between, uses_of
-from hotbed.forecast.trace import Trace
+from hotbed.forecast.trace import Trace, TraceSource
 from hotbed.ops.shard import Shard
 
 _SUMS = ("keys", "misses", "created", "written_back", "lookups", "from_ssd", "to_ssd", "num_cells")
@@ -72,9 +71,9 @@ def part_of_rank(trace: Trace, shard: Shard) -> Trace:
     return _part(trace, (shard.owner_of(keys) == shard.rank).numpy())
 
 
-def part_of_features(trace: Trace, ends: list[int], features: tuple[int, ...]) -> Trace:
-    """The part of a trace that some features look up; keys of feature f are below ends[f]."""
-    return _part(trace, np.isin(np.searchsorted(np.array(ends), trace.keys, side="right"), features))
+def part_of_tables(trace: Trace, ends: list[int], tables: tuple[int, ...]) -> Trace:
+    """The part of a trace that is of some tables; keys of table f are below ends[f]."""
+    return _part(trace, np.isin(np.searchsorted(np.array(ends), trace.keys, side="right"), tables))
 
 
 def _part(trace: Trace, mine: NDArray[np.bool_]) -> Trace:
@@ -162,10 +161,10 @@ def add_traffic(parts: list[RowTraffic]) -> RowTraffic:
     )
 
 
-def distinct_rows(dataset: Dataset, features: tuple[int, ...] | None = None) -> int:
-    """Rows that the train split uses, of some features; an estimate of the schema if ids were too many to count."""
+def distinct_rows(dataset: Dataset, tables: tuple[int, ...] | None = None) -> int:
+    """Rows that the train split uses, of some tables; an estimate of the schema if ids were too many to count."""
     every = enumerate(uses_of(dataset))
-    return sum(uses.num_rows for number, uses in every if features is None or number in features)
+    return sum(uses.num_rows for number, uses in every if tables is None or number in tables)
 
 
 def _without_warming(counts: CacheCounts, hot: HotRows | None) -> CacheCounts:

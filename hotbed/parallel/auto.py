@@ -1,15 +1,12 @@
-"""Sharded or replicated, for one group: chosen from the rows of its first batches and the speed of the wires.
+"""Sharded or replicated, for one group: the first batches are exchanged in both modes, and the faster one is kept.
 
-Both modes give the same rows to the bit, so the choice affects time only. The first batches are replicated, which counts
-everything that the forecast of both modes needs: rows that a rank requests, rows of the union, rows without a replica. Only the
-later batches of the trial are counted, when the replicas have been filled. All ranks choose at the same batch, from the same
-numbers, and rank 0 logs the reason ("hotbed.parallel", at level INFO).
+Both modes give the same rows to the bit, so the choice affects time only. The first batches of a run are sharded, those that
+follow are replicated; of each, the first few are ignored, until replicas are filled and buffers have their sizes. What is timed
+are the exchanges of training itself: lookup and update, and the union of a batch where no prefetch makes it ahead of time. The
+time of a mode is the median over its batches, of the slowest rank. All ranks choose at the same batch, from the same numbers,
+and rank 0 logs the reason ("hotbed.parallel", at level INFO). `mode="sharded"` or "replicated" measures nothing.
 
-`CollectiveSpeed`: how fast the wires are. The time of an exchange or a gather over a mesh is a constant for each call and one
-for each byte.
-
-It is measured with two sizes on the mesh in use, so that it includes topology, backend and routing. Every rank gets the numbers
-of the slowest.
+A batch whose union does not fit into the replicas ends the trial, or the replicated mode: from then on, rows are sharded.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -27,91 +24,147 @@ from hotbed.errors import ConfigError
 from hotbed.host.memory import in_words
 from hotbed.ops.lookups import Lookups
 from hotbed.optim import RowOptimizer
-from hotbed.parallel.collect import carry, gather, gather_numbers, make_routings
+from hotbed.parallel.collect import gather_numbers
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import ReplicatedFront, RowTally
-from hotbed.parallel.routes import UnionKind
+from hotbed.parallel.replicated import ReplicaRoom, ReplicatedFront
+from hotbed.parallel.routes import Route, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
     from hotbed.parallel.shard_front import ShardFront
 
 Mode = Literal["sharded", "replicated", "all-reduce", "auto"]
+T = TypeVar("T")
 _COPIES = ("replicated", "all-reduce")
 _LOG = logging.getLogger("hotbed.parallel")
-_SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank sends to all others together
-_ROW = 64  # bytes
-_TIMES = 5
-TRIAL = 24  # batches before the choice
-_IGNORED = 8  # of those, at the beginning
-_KEY = 4  # bytes
+IGNORED = 8  # batches of each mode, at its beginning
+TIMED = 8  # batches of each mode that follow
 
 
-class ModeCost(NamedTuple):
-    """The cost of a step in one mode."""
+class ModeTime(NamedTuple):
+    """What the exchanges of a batch took in one mode."""
 
-    num_bytes: float  # that a rank sends
-    seconds: float  # on the wires
+    seconds: float
+    num_bytes: float  # that a rank sent
 
 
-class Costs(NamedTuple):
-    """The cost of a step in both modes, for the rank with most rows."""
+class ModeChoice(NamedTuple):
+    """The mode of one group, and why."""
 
-    sharded: ModeCost
-    replicated: ModeCost
+    dim: int
+    tables: tuple[str, ...]
+    mode: str
+    sharded: ModeTime | None = None  # None: not measured
+    replicated: ModeTime | None = None
+    batches: int = 0  # timed, of each mode
+    reason: str = ""  # where nothing was measured
+
+    def figures(self) -> dict[str, Any]:
+        """For the summary of a run."""
+        measured = {"sharded": self.sharded, "replicated": self.replicated}
+        times = {name: None if one is None else one._asdict() for name, one in measured.items()}
+        return {**self._asdict(), "tables": list(self.tables), **times, "said": str(self)}
+
+    def __str__(self) -> str:
+        about = f"tables of dim {self.dim} ({', '.join(self.tables)}) are {self.mode}: "
+        if self.sharded is None or self.replicated is None:
+            return about + self.reason
+
+        def shown(one: ModeTime) -> str:
+            return f"{one.seconds * 1e3:.3g} ms and {in_words(one.num_bytes)} sent by a rank"
+
+        return (
+            f"{about}the exchanges of a step take {shown(self.sharded)} when sharded, {shown(self.replicated)} when replicated "
+            f"(measured: medians of {self.batches} batches each, of the slowest rank)"
+        )
+
+
+class ExchangeTimer:
+    """Times the exchanges of some batches in one mode."""
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        self._mesh, self._device = mesh, device
+        self._lookups: list[float] = []
+        self._updates: list[float] = []
+        self._sent = 0
+
+    def lookup(self, run: Callable[[], T], ahead: float) -> T:
+        """Time a lookup; `ahead`: seconds that the batch has taken before it."""
+        return self._timed(run, self._lookups, ahead)
+
+    def update(self, run: Callable[[], T]) -> T:
+        """Time an update."""
+        return self._timed(run, self._updates, 0.0)
+
+    def _timed(self, run: Callable[[], T], times: list[float], ahead: float) -> T:
+        sent, began = self._now()
+        result = run()
+        sent_then, ended = self._now()
+        times.append(ended - began + ahead)
+        self._sent += sent_then - sent
+        return result
+
+    def _now(self) -> tuple[int, float]:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        traffic = self._mesh.traffic
+        return traffic.in_node + traffic.across, time.perf_counter()
 
     @property
-    def choice(self) -> str:
-        return "replicated" if self.replicated.seconds < self.sharded.seconds else "sharded"
-
-
-def costs_of(rows: RowTally, row_bytes: int, world: int, speeds: CollectiveSpeeds, want: UnionKind = "kept") -> Costs:
-    """Costs of a step; `rows` were counted over some batches, a row on the wire has `row_bytes`.
-
-    Sharded: rows come from their owners and gradients go to them. Replicated: gradients go there too, rows without a replica
-    go to all ranks, and so do the new weights of the union if rows are kept. The keys and places of a union count as bytes
-    only: they are exchanged ahead of the batch, so no step waits for them.
-    """
-    asked, union, new = (count / max(1, rows.batches) for count in rows[1:])
-    away = (world - 1) / world
-    exchanged = asked * away * row_bytes
-    sharded = ModeCost(2 * exchanged, 2 * speeds.exchange.seconds(exchanged))
-    kept = union if want == "kept" else 0.0
-    gathered = [count * (world - 1) * row_bytes for count in (new, kept) if count]
-    settled = asked * away * _KEY + kept * (world - 1) * _KEY
-    seconds = speeds.exchange.seconds(exchanged) + sum(map(speeds.gather.seconds, gathered))
-    return Costs(sharded, ModeCost(exchanged + sum(gathered) + settled, seconds))
+    def found(self) -> ModeTime:
+        """Of a batch on this rank."""
+        seconds = sum(statistics.median(times) for times in (self._lookups, self._updates) if times)
+        return ModeTime(seconds, self._sent / max(1, len(self._lookups)))
 
 
 class AutoFront:
     """Answers the lookups of one group in either mode."""
 
-    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
+    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup, room: ReplicaRoom) -> None:
         self.layout = group.layout
+        self.choice: ModeChoice | None = None  # None: the trial is not over
         self._mesh, self._group = mesh, group
         self._sharded = sharded
-        self._replicated = ReplicatedFront(sharded, mesh, group)
-        self._front: ShardFront | ReplicatedFront = self._replicated
-        self._before = RowTally()  # of the batches that are ignored
+        self._replicated = ReplicatedFront(sharded, mesh, group, room)
+        self._front: ShardFront | ReplicatedFront = sharded
+        self._timers = [ExchangeTimer(mesh, group.records.device) for _ in range(2)]  # sharded, replicated
+        self._timer: ExchangeTimer | None = None  # of the batch
         self._num_batches = 0
 
     @property
     def wants(self) -> UnionKind:
-        """The kind of union that batches need."""
-        return self._front.wants
+        """The kind of union that batches need: all of the trial have one, so that a mode can take any of them over."""
+        return self._replicated.wants if self.choice is None else self._front.wants
+
+    @property
+    def replica_bytes(self) -> int:
+        """See ReplicatedFront."""
+        return self._replicated.replica_bytes
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
         """See ShardFront."""
         return self._sharded.ensure(lookups, learns, claim)
 
+    def checked(self, route: Route) -> Route:
+        """The route of a batch, without a union that does not fit; on all ranks."""
+        most = self._replicated.most_replicas
+        if most is None or route.union is None or route.union.num_rows <= most:
+            return route
+        return route._replace(union=None)
+
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        self._num_batches += 1
-        if self._num_batches == _IGNORED + 1:
-            self._before = self._replicated.tally
-        elif self._num_batches == TRIAL + 1:
-            self._choose()
-        return self._front.lookup(lookups)
+        route = route_of(requests_of(lookups))
+        if self.choice is None:
+            self._num_batches += 1
+            self._try(self._num_batches)
+        if route.union is None and (self.choice is None or self.choice.mode == "replicated"):
+            self._keep_sharded()
+        front, timer = self._front, self._timer
+        if timer is None:
+            return front.lookup(lookups)
+        ahead = route.kept_union().seconds if front is self._replicated else 0.0
+        return timer.lookup(lambda: front.lookup(lookups), ahead)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] that the lookups read."""
@@ -119,96 +172,48 @@ class AutoFront:
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """One step of the row optimizer."""
-        self._front.update(lookups, tables, grad, step)
+        front, timer = self._front, self._timer
+        if timer is None:
+            front.update(lookups, tables, grad, step)
+        else:
+            timer.update(lambda: front.update(lookups, tables, grad, step))
 
     def forget(self) -> None:
         """Rows have changed other than by updates."""
-        self._front.forget()
+        self._replicated.forget()
+
+    def _try(self, number: int) -> None:
+        """Batch `number` of the trial, from 1, or the first one after it."""
+        which, place = divmod(number - 1, IGNORED + TIMED)
+        if which == 2:
+            self._choose()
+            return
+        self._front = (self._sharded, self._replicated)[which]
+        self._timer = self._timers[which] if place >= IGNORED else None
 
     def _choose(self) -> None:
-        mine = [now - before for now, before in zip(self._replicated.tally, self._before)]
-        most = RowTally(*gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist())
-        speeds = measure_speeds(self._mesh, self._group.records.device)
-        costs = costs_of(most, self._sharded.row_bytes, self._mesh.size, speeds, self.wants)
-        if self._mesh.rank == 0:
-            _LOG.info("%s", _reason(self._group, most, speeds, costs))
-        if costs.choice == "sharded":
+        mine = [float(value) for timer in self._timers for value in timer.found]
+        worst = gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist()
+        sharded, replicated = ModeTime(*worst[:2]), ModeTime(*worst[2:])
+        mode = "replicated" if replicated.seconds < sharded.seconds else "sharded"
+        self._settle(self._choice(mode)._replace(sharded=sharded, replicated=replicated, batches=TIMED))
+
+    def _keep_sharded(self) -> None:
+        """A batch does not fit into the replicas."""
+        most = self._replicated.most_replicas
+        reason = f"the rows of a batch of all ranks do not fit into the {most:,} replicas that hbm= has room for"
+        self._settle(self._choice("sharded")._replace(reason=reason))
+
+    def _choice(self, mode: str) -> ModeChoice:
+        return ModeChoice(self.layout.dim, tuple(self._group.members), mode)
+
+    def _settle(self, choice: ModeChoice) -> None:
+        self.choice, self._timer = choice, None
+        self._front = self._replicated if choice.mode == "replicated" else self._sharded
+        if choice.mode == "sharded":
             self._replicated.forget()
-            self._front = self._sharded
-
-
-def _reason(group: TableGroup, rows: RowTally, speeds: CollectiveSpeeds, costs: Costs) -> str:
-    def per_step(way: ModeCost) -> str:
-        return f"{way.seconds * 1e3:.3g} ms on the wires and {in_words(way.num_bytes)} sent"
-
-    asked, union, new = (round(count / max(1, rows.batches)) for count in rows[1:])
-    rates = [f"{1e-9 / speed.byte:.3g} GB/s" if speed.byte else "no limit" for speed in speeds]
-    return (
-        f"tables of dim {group.layout.dim} ({', '.join(group.members)}) are {costs.choice}: a step takes "
-        f"{per_step(costs.sharded)} by a rank when sharded, {per_step(costs.replicated)} when replicated "
-        f"(a rank asks for {asked:,} rows, owns {union:,} of the union, {new:,} of them new; measured over {rows.batches} "
-        f"batches; an exchange takes {speeds.exchange.call * 1e6:.0f} us and {rates[0]}, a gather "
-        f"{speeds.gather.call * 1e6:.0f} us and {rates[1]})"
-    )
-
-
-class CollectiveSpeed(NamedTuple):
-    """The speed of one kind of collective."""
-
-    call: float  # seconds
-    byte: float  # seconds, for each that a rank sends
-
-    def seconds(self, num_bytes: float) -> float:
-        """Seconds of one call in which a rank sends `num_bytes`."""
-        return self.call + self.byte * num_bytes
-
-
-class CollectiveSpeeds(NamedTuple):
-    """Speeds of the two kinds of collectives that carry rows."""
-
-    exchange: CollectiveSpeed
-    gather: CollectiveSpeed
-
-
-def measure_speeds(mesh: Mesh, device: torch.device) -> CollectiveSpeeds:
-    """A collective with the same result on all ranks. Takes some milliseconds."""
-    world = mesh.size
-
-    sizes = (_SMALL, _LARGE)
-    counts = torch.tensor([[size // _ROW // world for size in sizes]], device="cpu").expand(world, -1)
-    routing_of = dict(zip(sizes, make_routings(mesh, counts.contiguous(), device)))
-
-    def exchanged(rows: Tensor) -> None:
-        routing = routing_of[rows.nbytes]
-        carry(mesh, rows[: routing.num_sent], routing)
-
-    def gathered(rows: Tensor) -> None:
-        part = rows[: rows.shape[0] // world]
-        gather(mesh, part, [part.shape[0]] * world)
-
-    times = [_time(run, size, device) for run in (exchanged, gathered) for size in sizes]
-    worst = gather_numbers(mesh, times, device).max(0).values.tolist()
-    return CollectiveSpeeds(_line(worst[0], worst[1], world), _line(worst[2], worst[3], world))
-
-
-def _time(run: Callable[[Tensor], None], num_bytes: int, device: torch.device) -> float:
-    """Median seconds."""
-    rows = torch.zeros(num_bytes // _ROW, _ROW // 4, device=device, dtype=torch.float32)
-    found = []
-    for _ in range(1 + _TIMES):
-        began = time.perf_counter()
-        run(rows)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[1:])
-
-
-def _line(small: float, large: float, world: int) -> CollectiveSpeed:
-    """A line through two measurements; a rank does not send its own share of the bytes."""
-    sent = (world - 1) / world
-    byte = max(0.0, large - small) / ((_LARGE - _SMALL) * sent) if world > 1 else 0.0
-    return CollectiveSpeed(max(0.0, small - byte * _SMALL * sent), byte)
+        if self._mesh.rank == 0:
+            _LOG.info("%s", choice)
 
 
 def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
@@ -236,17 +241,17 @@ def _refuse_all_reduce(sharded: ShardFront, group: TableGroup) -> None:
 
 
 def choose_front(
-    mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup
+    mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup, room: ReplicaRoom
 ) -> ShardFront | ReplicatedFront | AutoFront:
     """The front that answers the lookups of a group."""
     if mode == "all-reduce":
         _refuse_all_reduce(sharded, group)
     if mode in _COPIES:
-        return ReplicatedFront(sharded, mesh, group, everywhere=mode == "all-reduce")
+        return ReplicatedFront(sharded, mesh, group, room, everywhere=mode == "all-reduce")
     if mode == "sharded":
         return sharded
     if group.optimizer.decay_scope == "table":
         if mesh.rank == 0:
             _LOG.info("tables of dim %d are sharded: decay_scope='table' changes all rows", group.layout.dim)
         return sharded
-    return AutoFront(sharded, mesh, group)
+    return AutoFront(sharded, mesh, group, room)

@@ -6,6 +6,7 @@ which request rows from their owners.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,8 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hotbed.ops.lookups import Bags, Lookups, Span
-from hotbed.parallel.auto import Mode, choose_front
+from hotbed.parallel.auto import AutoFront, Mode, choose_front
+from hotbed.parallel.collect import gather_numbers
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.replicated import ReplicaRoom, ReplicatedFront
 from hotbed.parallel.requests import PooledBags, WantedRows
 from hotbed.parallel.routes import (
     RanksLeft,
@@ -57,13 +60,28 @@ class RankExchange:
         self._sharded = [
             ShardFront(ranks, group, number, scale, sharing.traffic) for number, group in enumerate(self._groups)
         ]
-        pairs = zip(self._sharded, self._groups)
-        self._ways = [choose_front(sharing.mode, front, ranks.mesh, group) for front, group in pairs]
+        each = zip(self._sharded, self._groups, _replica_rooms(tables, ranks.mesh))
+        self._ways = [choose_front(sharing.mode, front, ranks.mesh, group, room) for front, group, room in each]
         self.fronts: list[Front] = [*self._ways]
         self._is_cached = bool(tables.caches)
         self._num_calls, self._trains = 0, False
         self._is_reported = False  # the other ranks know the outcome of the call, or will
         self._idle: list[Mesh] = []  # meshes of feeds that have ended
+
+    @property
+    def replica_bytes(self) -> int:
+        """Device memory of replicas and their index."""
+        return sum(way.replica_bytes for way in self._ways)
+
+    @property
+    def modes(self) -> list[dict[str, Any]]:
+        """What mode="auto" has chosen so far, by group."""
+        return [way.choice.figures() for way in self._ways if isinstance(way, AutoFront) and way.choice is not None]
+
+    @property
+    def replicated(self) -> dict[int, ReplicatedFront]:
+        """The fronts of groups whose batches must fit into replicas, by number."""
+        return {number: way for number, way in enumerate(self._ways) if isinstance(way, ReplicatedFront)}
 
     @property
     def _device(self) -> torch.device:
@@ -142,7 +160,13 @@ class RankExchange:
         routes = make_routes(mesh, wanted, self._ranks.mesh)
         if self._mode == "sharded":
             return routes
-        return with_unions(mesh, routes, [group.num_rows for group in self._groups], [way.wants for way in self._ways])
+        wants, began = [way.wants for way in self._ways], time.perf_counter()
+        routes = with_unions(mesh, routes, [group.num_rows for group in self._groups], wants)
+        if mesh is self._ranks.mesh:  # else a feed does it ahead of time
+            for route in routes:
+                if route.union is not None:
+                    route.union.seconds = (time.perf_counter() - began) / len(routes)
+        return [way.checked(route) for way, route in zip(self._ways, routes)]
 
     def requested_lookups(self, routes: list[Route], learns: bool) -> list[Lookups]:
         """The lookups that all ranks request from this one, by group. To dynamic ids they are the next training batch."""
@@ -193,6 +217,21 @@ class RankExchange:
 
     def _numbered(self, requested: Lookups) -> Lookups:
         return requested._replace(route=route_of(requested)._replace(call=self._num_calls))
+
+
+def _replica_rooms(tables: EmbeddingTables, mesh: Mesh) -> list[ReplicaRoom]:
+    """By group; budgets of ranks may differ, and replicas are the same on all. A collective."""
+    unlimited = 1 << 62
+    name, budget = tables.cache_budget
+    rooms = [unlimited if room is None else room for room in tables.replica_rooms]
+    ranks = gather_numbers(mesh, [budget, *rooms, *(group.num_rows for group in tables.groups)], tables.device)
+    least, rows = ranks.min(0).values.tolist(), ranks.sum(0).tolist()[1 + len(rooms) :]
+    return [
+        ReplicaRoom(
+            None if room == unlimited else room, None if group.keyspace.is_dynamic else num_rows, least[0], name
+        )
+        for group, room, num_rows in zip(tables.groups, least[1:], rows)
+    ]
 
 
 class RankStage:

@@ -158,6 +158,7 @@ class Union:
         self.order: Tensor | None = None  # int64 [U], on CUDA: the places of the keys
         if keys is not None and keys.device.type == "cuda":
             self.keys, self.order = torch.sort(keys)
+        self.seconds = 0.0  # that training waited for it
         self.version = -1  # of the replicas, when `slots` were assigned
         self.slots = places[:0]  # int64 [U + 1]: where the rows are; the last is -1
 

@@ -26,7 +26,7 @@ from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import RankOrder
-from hotbed.parallel.routes import UnionKind, requests_of, route_of
+from hotbed.parallel.routes import Route, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
 from hotbed.tables.ownership import Ownership
 
@@ -46,6 +46,7 @@ class ShardFront:
     """Answers the lookups of one group by asking the owners of the rows."""
 
     wants: UnionKind = "none"
+    replica_bytes = 0
 
     def __init__(self, ranks: FrontContext, group: TableGroup, number: int, scale: float, traffic: TrafficType) -> None:
         self.layout = group.layout
@@ -74,8 +75,15 @@ class ShardFront:
         """Send the sums of the gradients to the owners, and update the rows that are here."""
         self.updated(lookups, tables, grad, step)
 
-    def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> Lookups:
-        """As `update`; returns the lookups of other ranks, with rows in place."""
+    def updated(
+        self,
+        lookups: Lookups,
+        tables: tuple[str, ...],
+        grad: Tensor,
+        step: UpdateStep,
+        also: Callable[[Lookups], None] = lambda _: None,
+    ) -> None:
+        """As `update`; `also` is part of the same change, and gets the lookups of other ranks, with rows in place."""
         route = route_of(requests_of(lookups))
         sums = self.summed(lookups, tables, grad, route.num_vectors)
         self.meet("is in a backward pass and updates rows", lookups)
@@ -90,7 +98,7 @@ class ShardFront:
                 summed = average_by_row(summed)
         with self._group.changes.changing("an update of rows"):
             self._group.update_rows(summed.lookups, summed.grad, step)
-        return requested
+            also(requested)
 
     def meet(self, what: str, lookups: Lookups) -> None:
         """Check that the other ranks do the same with their part of the batch."""
@@ -112,6 +120,10 @@ class ShardFront:
         """Bytes of a row on the wire."""
         itemsize = self._group.records.itemsize if self._type is None else self._type.itemsize
         return self.layout.dim * itemsize
+
+    def checked(self, route: Route) -> Route:
+        """The route of a batch: nothing of it has to fit here."""
+        return route
 
     def forget(self) -> None:
         """Rows have changed other than by updates: nothing is kept here."""

@@ -27,12 +27,14 @@ from hotbed.parallel.exchange import Pooled, RankExchange, SharingOptions
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import RankOrder
 from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
+from hotbed.store.counts import Tiers
 from hotbed.tables.lookup import Bags, Ids, Vectors
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 
 _LOG = logging.getLogger("hotbed.parallel")
-_ALIKE = ("seed", "precision")  # options that must be the same on all ranks
+REPLICAS = 0.5  # of hbm=: with two ranks and one state, replicas and cache hold the same batches
+_ALIKE = ("seed", "precision", "store_precision")  # options that must be the same on all ranks
 
 
 class ShardedTables(EmbeddingTables):
@@ -55,6 +57,9 @@ class ShardedTables(EmbeddingTables):
     partial sums, which round differently than in one process. "never" moves rows and gives the vectors of one process to the
     bit. Dynamic ids, weighted bags and the other modes always move rows. "always" is for measuring.
 
+    Replicas have the share `replicas` of the bytes of `hbm=`, and the cache the rest; a batch of all ranks that does not fit
+    there is refused. Where the cache is a share of the rows, or holds all, replicas take what four batches need, in addition.
+
     A single rank exchanges nothing and has the speed of EmbeddingTables.
     """
 
@@ -70,17 +75,19 @@ class ShardedTables(EmbeddingTables):
         traffic: TrafficType = "fp32",
         mode: Mode = "sharded",
         pooled: Pooled = "auto",
+        replicas: float = REPLICAS,
         **options: Any,
     ) -> None:
-        share = share_cores()
-        if share is not None and int(os.environ.get("RANK", "0")) == 0:
-            _LOG.info("%s", share)
+        cores = share_cores()
+        if cores is not None and int(os.environ.get("RANK", "0")) == 0:
+            _LOG.info("%s", cores)
         mesh = Mesh.from_environment() if mesh is None else mesh
         order = RankOrder(mesh)
         try:
-            _check_settings(gradients, traffic, pooled)
+            _check_settings(gradients, traffic, pooled, replicas)
             check_mode(mode, optimizer)
-            super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
+            share = replica_share(mode, replicas, mesh.size)
+            super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), replicas=share, **options)
         except BaseException as error:
             order.refuse(error)
             raise
@@ -94,6 +101,15 @@ class ShardedTables(EmbeddingTables):
         self.stop_recording()  # recordings are for one rank
         self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
         self.exchange = self.ranks
+
+    def tiers(self) -> Tiers | None:
+        """See EmbeddingTables; replicas are in memory where that is the cache."""
+        found = super().tiers()
+        if found is None or found.sizes.memory_slots:
+            return found
+        return found._replace(
+            sizes=found.sizes._replace(memory_bytes=found.sizes.memory_bytes + self.exchange.replica_bytes)
+        )
 
     def _looked_up(self, ids: Ids, bags: Bags) -> Vectors:
         """The vectors of this rank's part of a batch; see EmbeddingTables."""
@@ -115,7 +131,12 @@ def _description(tables: EmbeddingTables, settings: dict[str, Any]) -> dict[str,
     return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in found.items()}
 
 
-def _check_settings(gradients: str, traffic: str, pooled: str) -> None:
+def replica_share(mode: str, replicas: float, world: int) -> float:
+    """The share of the cache's bytes that replicas have in this mode."""
+    return replicas if mode != "sharded" and world > 1 else 0.0
+
+
+def _check_settings(gradients: str, traffic: str, pooled: str, replicas: float) -> None:
     wrong = []
     if gradients not in ("mean", "sum"):
         wrong.append(f"gradients must be 'mean' or 'sum', not {gradients!r}")
@@ -123,5 +144,7 @@ def _check_settings(gradients: str, traffic: str, pooled: str) -> None:
         wrong.append(f"traffic must be one of {', '.join(map(repr, TYPES))}, not {traffic!r}")
     if pooled not in get_args(Pooled):
         wrong.append(f"pooled must be one of {', '.join(map(repr, get_args(Pooled)))}, not {pooled!r}")
+    if isinstance(replicas, bool) or not isinstance(replicas, int | float) or not 0 < replicas < 1:
+        wrong.append(f"replicas is the share of hbm= for replicas of rows, above 0 and below 1, not {replicas!r}")
     if wrong:
         raise ConfigError("; ".join(wrong))

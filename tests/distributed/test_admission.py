@@ -104,8 +104,8 @@ def test_the_batches_are_worth_testing():
     ("world", "optimizer", "ahead", "options"),
     [
         (2, "adam", False, {"hbm": "5KiB"}),
-        (2, "adagrad", True, {"hbm": "4KiB", "mode": "replicated"}),
-        (3, "adagrad", False, {"hbm": "4KiB", "mode": "auto"}),
+        (2, "adagrad", True, {"hbm": "8KiB", "mode": "replicated"}),
+        (3, "adagrad", False, {"hbm": "8KiB", "mode": "auto"}),
         (3, "adam", True, {"hbm": "4KiB"}),
         (2, "by_count", False, {"hbm": "4KiB"}),
     ],

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hotbed.checkpoint.dense import dense_tensors, load_optimizer
+from hotbed.checkpoint.files import dense_tensors, load_optimizer
 from hotbed.errors import ConfigError, RankError
 from hotbed.optim import KStepAdam
 from hotbed.parallel.mesh import Mesh

@@ -174,6 +174,7 @@ def test_alone():
     mesh.start_sum(values, "node").wait()
     assert values.tolist() == [0, 1, 2]
     assert (mesh.size, mesh.traffic.num_collectives) == (1, 0)
+    assert mesh.flat.gather_text("here") == ["here"]
     assert exchange(mesh, values, [3]).counts == [3]
     with pytest.raises(ConfigError, match=r"8 ranks, but this process is alone.*torchrun"):
         Mesh(nodes=2, local=4)

@@ -1,20 +1,17 @@
-"""Replicated rows give those of one process and of sharded tables to the bit; ranks choose the same way, and say why."""
+"""Replicated rows give those of one process and of sharded tables to the bit."""
 
 import functools
-import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.modes import expected_bytes
 from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
-from hotbed.parallel import auto
-from hotbed.parallel.auto import AutoFront, CollectiveSpeed, CollectiveSpeeds, costs_of, measure_speeds
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import ReplicatedFront, RowTally
+from hotbed.parallel.replicated import RowTally
 from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import (
@@ -198,74 +195,15 @@ def gathered(nodes):
     return gather(mesh, rows_of_rank(mesh.rank), [(3 * rank) % 4 for rank in range(4)])
 
 
-FAST, SLOW = CollectiveSpeed(1e-5, 1e-10), CollectiveSpeed(1e-3, 1e-8)
-SPEEDS = {
-    "sharded": CollectiveSpeeds(exchange=FAST, gather=SLOW),
-    "replicated": CollectiveSpeeds(exchange=SLOW, gather=FAST),
-}
-
-
-@pytest.mark.parametrize("choice", SPEEDS)
-def test_auto_chooses_and_changes_no_bit(choice):
-    expected = alone("adagrad")
-    results = run_ranks(choosing, 2, choice)
-    assert_as_one([result[0] for result in results], expected)
-    (_, lines, fronts), (_, others, other_fronts) = results
-    assert fronts == other_fronts == [choice == "replicated"] * 2
-    assert (len(lines), others) == (2, [])
-    for line, dim in zip(lines, ("4 (a, b)", "8 (c)")):
-        assert line.startswith(f"tables of dim {dim} are {choice}: a step takes ")
-
-
-def choosing(choice):
-    auto.TRIAL, auto._IGNORED = 4, 2
-    auto.measure_speeds = functools.partial(known, SPEEDS[choice])
-    lines = Lines()
-    logger = logging.getLogger("hotbed.parallel")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(lines)
-    made = []
-    auto.AutoFront.__init__ = functools.partialmethod(noted, made, auto.AutoFront.__init__)
-    result = in_ranks("adagrad", {"mode": "auto", "cache": 0.25}, True)
-    return result, lines.found, [isinstance(front._front, ReplicatedFront) for front in made]
-
-
-def known(speeds, mesh, device):
-    return speeds
-
-
-def noted(self, made, init, *args):
-    init(self, *args)
-    made.append(self)
-
-
-class Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def emit(self, record):
-        self.found.append(record.getMessage())
-
-
-def test_batches_before_the_trial_do_not_count():
-    front = AutoFront.__new__(AutoFront)
-    front._front, front._before, front._num_batches = SimpleNamespace(lookup=lambda lookups: lookups), RowTally(), 0
-    for count in range(auto._IGNORED + 2):
-        front._replicated = SimpleNamespace(tally=RowTally(batches=count))
-        front.lookup(None)
-    assert front._before == RowTally(batches=auto._IGNORED)
-
-
-def test_costs_are_the_bytes_that_are_sent():
-    for costs, counted in run_ranks(forecast_and_count, 4):
-        for way, sent in zip(costs, counted):
-            assert way.num_bytes == pytest.approx(sent, rel=0.1)
+def test_expected_bytes_are_those_that_are_sent():
+    for expected, counted in run_ranks(forecast_and_count, 4):
+        for num_bytes, sent in zip(expected, counted):
+            assert num_bytes == pytest.approx(sent, rel=0.1)
 
 
 def forecast_and_count():
     """Of batches after the first, which fills the replicas; keys to the owners are the same both ways and not counted."""
-    sent, dim, world = [], 32, dist.get_world_size()
+    sent, dim = [], 32
     for mode in ("sharded", "replicated"):
         tables = ShardedTables({"a": Table(4000, dim)}, mode=mode)
         for step in range(6):
@@ -279,19 +217,7 @@ def forecast_and_count():
                 before += int((tables.groups[0].shard.owner_of(asked) != dist.get_rank()).sum()) * 4
         sent.append((tables.mesh.traffic.in_node - before) / 5)
     rows = RowTally(*(now - then for now, then in zip(tables.fronts[0].tally, earlier)))
-    return costs_of(rows, dim * 4, world, SPEEDS["sharded"]), sent
-
-
-def test_measured_speeds_agree():
-    first, second = run_ranks(speeds_here, 2)
-    assert first == second
-    assert all(
-        speed.byte >= 0 and speed.call < 1.0 for speed in first
-    )  # 0: on a busy machine more bytes took no longer
-
-
-def speeds_here():
-    return measure_speeds(Mesh(nodes=1, local=2), torch.device("cpu"))
+    return expected_bytes(rows, dim * 4), sent
 
 
 def test_one_rank_has_no_replicas_to_forget():
@@ -327,24 +253,3 @@ def test_settings_that_cannot_be():
         ShardedTables({"a": Table(40, 4)}, mode="mixed")
     with pytest.raises(ConfigError, match=r"decay_scope='table' changes all rows.*mode='sharded'"):
         ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, decay_scope="table"), mode="replicated")
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_speed_is_the_line_through_both_measurements(world):
-    away = (world - 1) / world  # a rank keeps its own share
-    speed = auto._line(3e-4, 2e-3, world)
-    assert speed.byte > 0
-    assert speed.seconds(auto._SMALL * away) == pytest.approx(3e-4)
-    assert speed.seconds(auto._LARGE * away) == pytest.approx(2e-3)
-    assert auto._line(2e-3, 1e-3, world) == CollectiveSpeed(2e-3, 0.0)  # noise: more bytes took no longer
-    assert auto._line(2e-3, 3e-3, 1).byte == 0.0
-
-
-def test_both_kinds_of_collectives_are_timed(monkeypatch):
-    """Each once to get ready and some times more, with few bytes and with many."""
-    sent = {"carry": [], "gather": []}
-    monkeypatch.setattr(auto, "carry", lambda mesh, rows, passage: sent["carry"].append(rows.nbytes))
-    monkeypatch.setattr(auto, "gather", lambda mesh, rows, sizes: sent["gather"].append(rows.nbytes))
-    measure_speeds(Mesh.from_environment(), torch.device("cpu"))
-    for sizes in sent.values():
-        assert sizes == [auto._SMALL] * (1 + auto._TIMES) + [auto._LARGE] * (1 + auto._TIMES)

@@ -23,7 +23,7 @@ def trained(run, *sets, world=2):
 def sharded(tmp_path_factory):
     run = tmp_path_factory.mktemp("ways") / "sharded"
     text = trained(run)
-    assert "on the wires" not in text
+    assert "when replicated" not in text
     assert json.loads((run / "summary.json").read_text())["best_epoch"] == 1
     return run
 
@@ -32,7 +32,22 @@ def sharded(tmp_path_factory):
 def test_modes_end_alike_also_where_the_best_weights_come_back(sharded, tmp_path, mode):
     text = trained(tmp_path / "run", f"parallel.mode={mode}", "tables.cache=0.5", "parallel.local_ranks=1")
     assert end_of(tmp_path / "run") == end_of(sharded)
-    assert ("on the wires" in text) == (mode == "auto"), "what was chosen is told"
+    assert ("when replicated" in text) == (mode == "auto"), "what was chosen is told"
+    modes = json.loads((tmp_path / "run" / "summary.json").read_text())["modes"]
+    assert [one["said"] in text for one in modes] == ([True] if mode == "auto" else [])
+
+
+def test_replicas_that_do_not_fit_are_refused_before_training(tmp_path):
+    given = [
+        part
+        for one in ("parallel.mode=replicated", "parallel.replicas=0.01", "tables.hbm=256KiB")
+        for part in ("--set", one)
+    ]
+    ranks = TrainRanks(arguments(tmp_path / "run", *given, epochs=1), tmp_path / "run", 2)
+    assert ranks.ended() == [3, 3], ranks.texts()
+    said = " ".join("".join(ranks.texts()).split())  # one of them speaks for all
+    assert "of all ranks, needs" in said
+    assert "replicas of them at every rank" in said
 
 
 def test_traffic_in_16_bits_is_close_and_not_the_same(sharded, tmp_path):

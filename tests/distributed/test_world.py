@@ -74,3 +74,14 @@ def test_the_first_error_of_all_ranks_is_everyones():
     assert pulses[1].fail("first") == (1, "first")
     assert pulses[0].fail("second") == (1, "first")
     assert pulses[0].failure() == (1, "first")
+
+
+def test_an_error_is_waited_for_and_no_longer_than_that(pulse, monkeypatch):
+    pulse.end()
+    pulse._thread.join()
+    clock = StoodClock([])
+    monkeypatch.setattr("hotbed.parallel.world.time", clock)
+    assert pulse.failure(wait=1.0) is None
+    assert clock.now == pytest.approx(1001.0, abs=0.1)
+    monkeypatch.setattr(clock, "sleep", lambda seconds: pulse.fail("late"))
+    assert pulse.failure(wait=1.0) == (0, "late")

@@ -87,10 +87,10 @@ def test_parts_of_bags(rows, bag, world):
 
 def test_features_are_asked_for_in_the_way_that_moves_fewer_bytes():
     long, short = zipf(100_000, 1.05)._replace(per_sample=100.0), zipf(50, 1.05)._replace(per_sample=100.0)
-    rows, parts, both = ([Group([one], 16).asked(4, 64, way) for one in (long, short)] for way in WAYS)
+    rows, parts, both = ([Group([one], 16).demand(4, 64, way) for one in (long, short)] for way in WAYS)
     assert both == [parts[0], rows[1]]
     assert (parts[0].keys, parts[0].vectors) == (6400, pytest.approx(64 * 4, rel=0.01))
-    assert Group([zipf(100_000, 1.05)], 16).asked(4, 64, "always").keys < 64  # one id a sample: no bags
+    assert Group([zipf(100_000, 1.05)], 16).demand(4, 64, "always").keys < 64  # one id a sample: no bags
 
 
 def test_zipf_without_a_formula():

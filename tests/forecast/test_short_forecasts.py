@@ -8,10 +8,9 @@ import pytest
 from hotbed.data.dataset import Dataset, hot_rows
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
-from hotbed.forecast.id_file import from_dataset
 from hotbed.forecast.replay import LookAhead, Replay
 from hotbed.forecast.sampled import SampleOptions, draw_small_epoch, uses_of
-from hotbed.forecast.trace import rows_of
+from hotbed.forecast.trace import from_dataset, rows_of
 from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_rank, simulate_run
 from hotbed.ops.shard import Shard
 

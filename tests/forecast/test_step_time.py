@@ -23,7 +23,7 @@ from hotbed.forecast.step_time import (
 )
 
 FABRIC = Fabric(Wire(1000.0, 0.1, 0.01), Wire(100.0, 0.2, 0.02))
-WORK = Work(compute=2.0, deal=0.5, copy_speed=6000.0)
+WORK = Work(compute=2.0, dedup=0.5, copy_speed=6000.0)
 SENT = Exchanges(SentBytes(4.0, 8.0), SentBytes(500.0, 50.0), SentBytes(500.0, 50.0))
 
 
@@ -37,11 +37,11 @@ def test_one_node():
     assert found.compute == pytest.approx(2.0 + 0.5 + 6 * 500 / 6000)
     assert found.exposed == pytest.approx(2 * (0.1 + 7 * 0.01 + 0.5))
     numbers, keys, summed = 0.1 + 7 * 0.01, 0.1 + 7 * 0.01 + 0.004, 2 * (0.1 + 3 * 0.01) + 0.01
-    assert found.beside == pytest.approx(numbers + keys)
+    assert found.overlapped == pytest.approx(numbers + keys)
     assert found.merge == pytest.approx(summed)
     waiting = sharded_time(cluster, FABRIC, WORK, sent, dense, ahead=False)
-    assert waiting.beside == 0
-    assert waiting.exposed == pytest.approx(found.exposed + found.beside)
+    assert waiting.overlapped == 0
+    assert waiting.exposed == pytest.approx(found.exposed + found.overlapped)
     assert waiting.exchanges == pytest.approx(found.exchanges)
 
 
@@ -49,7 +49,7 @@ def test_two_hops_take_their_time():
     found = sharded_time(Cluster(3, 2), FABRIC, WORK, SENT, NO_SUM)
     hops = 0.1 + 0.01 + 0.2 + 2 * 0.02
     assert found.exposed == pytest.approx(2 * (hops + 0.5 + 0.5))
-    assert found.beside == pytest.approx(2 * hops + 0.004 + 0.08)
+    assert found.overlapped == pytest.approx(2 * hops + 0.004 + 0.08)
     assert found.merge == pytest.approx(2 * (0.1 + 0.01 + 0.2 + 2 * 0.02))
 
 
@@ -63,18 +63,18 @@ def test_replicated_waits_for_rows_gradients_and_weights():
     hop = 0.1 + 7 * 0.01
     assert found.compute == pytest.approx(2.0 + 0.5 + 6 * 600 / 6000)
     assert found.exposed == pytest.approx(3 * hop + 0.5 + 0.6)
-    assert found.beside == pytest.approx(5 * hop + 0.004)
+    assert found.overlapped == pytest.approx(5 * hop + 0.004)
     assert found.merge == pytest.approx(2 * (0.1 + 3 * 0.01))
 
 
 def test_hidden_and_exposed():
-    assert StepTime(compute=4.0, exposed=1.0, beside=2.0).step == 5.0
-    assert StepTime(compute=4.0, exposed=1.0, beside=3.0).step == 6.0  # one more than half of the computation hides
+    assert StepTime(compute=4.0, exposed=1.0, overlapped=2.0).step == 5.0
+    assert StepTime(compute=4.0, exposed=1.0, overlapped=3.0).step == 6.0  # one more than half of the computation hides
     assert StepTime(compute=4.0, exposed=1.0, merge=3.0).step == 8.0  # a sum of gradients is waited for
     assert StepTime(compute=4.0, exposed=1.0, merge=8.0, k=4).step == 7.0  # so is a merge without a delay
     assert StepTime(compute=4.0, exposed=1.0, merge=12.0, k=4, delay=2).step == 5.5  # two steps of 5 hide 10 of 12
     assert StepTime(compute=4.0, exposed=1.0, merge=9.0, k=4, delay=2).step == 5.0
-    assert StepTime(compute=4.0, exposed=1.0, beside=2.0, merge=8.0, k=4).exchanges == 5.0
+    assert StepTime(compute=4.0, exposed=1.0, overlapped=2.0, merge=8.0, k=4).exchanges == 5.0
 
 
 def test_alone_nothing_is_added():

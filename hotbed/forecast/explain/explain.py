@@ -55,7 +55,7 @@ class Explanation:
     run: str
     step: int  # of the checkpoint
     finished: bool
-    asked: RowRequest
+    request: RowRequest
     place: RowPlace
     norms: Norms | None
     uses: UseCounts
@@ -72,7 +72,7 @@ class Explanation:
             "run": self.run,
             "step": self.step,
             "finished": self.finished,
-            **self.asked._asdict(),
+            **self.request._asdict(),
             "place": self.place._asdict(),
             "norms": None if self.norms is None else self.norms._asdict(),
             "uses": dataclasses.asdict(self.uses),
@@ -104,16 +104,16 @@ class TopRow(NamedTuple):
 def explain(run: Path, table: str, *, id: int | None = None, value: str | None = None) -> Explanation:
     """One row of a run, as of its newest checkpoint; either `id` or `value` is given."""
     opened = open_run(run)
-    asked = find_row(opened, table, id, value)
-    asked = asked._replace(meaning=meanings(opened.dataset, feature_of(opened, table), [asked.id])[0])
-    norms = norms_of(opened, asked)
-    key = key_of(opened, asked, norms)
-    place = place_of(opened, asked, key, norms)
-    notes = [asked.note] if asked.note else []
+    request = find_row(opened, table, id, value)
+    request = request._replace(meaning=meanings(opened.dataset, feature_of(opened, table), [request.id])[0])
+    norms = norms_of(opened, request)
+    key = key_of(opened, request, norms)
+    place = place_of(opened, request, key, norms)
+    notes = [request.note] if request.note else []
     why = _no_history(opened)
     history = score = None
     if why or key is None:
-        uses = uses_of(opened, asked)
+        uses = uses_of(opened, request)
         notes += [why] if why else []
     else:
         history = history_of(opened, key)
@@ -121,17 +121,17 @@ def explain(run: Path, table: str, *, id: int | None = None, value: str | None =
         notes += _doubts(opened, history)
         if place.where == CACHE:
             upcoming, stride = _upcoming(opened, history)
-            score = score_of(opened, asked, key, upcoming, history.evictions_per_window, stride)
+            score = score_of(opened, request, key, upcoming, history.evictions_per_window, stride)
     finished = opened.step >= opened.last_step
     if not finished:
         notes.append(
             f"the run is at step {opened.step:,} of {opened.last_step:,}: this is the state of its last checkpoint"
         )
-    if asked.row is None and opened.config.tables.expire:
+    if request.row is None and opened.config.tables.expire:
         notes.append(f"ids of this table lose their row by tables.expire: {opened.config.tables.expire}")
-    next_use, gradient = next_use_of(opened, asked, uses), _gradient(opened, asked)
+    next_use, gradient = next_use_of(opened, request, uses), _gradient(opened, request)
     return Explanation(
-        str(run), opened.step, finished, asked, place, norms, uses, history, score, next_use, gradient, notes
+        str(run), opened.step, finished, request, place, norms, uses, history, score, next_use, gradient, notes
     )
 
 
@@ -143,6 +143,7 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
         raise ConfigError(f"--top {count}: at least 1 row is listed.")
     opened = open_run(run)
     feature = feature_of(opened, table)
+    table = feature.table
     why = _no_history(opened)
     if why:
         raise ConfigError(f"--top needs the history of a table, and {why}")
@@ -167,11 +168,11 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
     return found, _agreement_notes(opened, census.agreement)
 
 
-def _gradient(opened: OpenRun, asked: RowRequest) -> Gradient | None:
+def _gradient(opened: OpenRun, request: RowRequest) -> Gradient | None:
     lines = [
         line
         for line in read_lines(opened.run / FILE)
-        if (line["table"], line["id"]) == (asked.table, asked.id) and line["step"] <= opened.step
+        if (line["table"], line["id"]) == (request.table, request.id) and line["step"] <= opened.step
     ]
     return Gradient(lines[-1]["step"], lines[-1]["gradient_norm"], len(lines)) if lines else None
 

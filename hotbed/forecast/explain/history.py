@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hotbed.data.dataset import hot_rows, num_warm
 from hotbed.data.loader.loader import Loader
-from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of
+from hotbed.forecast.explain.run import OpenRun, RowRequest
 from hotbed.forecast.replay import CacheReplay, Replay
 from hotbed.forecast.trace import Trace, read_trace
 from hotbed.types import Batch
@@ -220,10 +221,10 @@ class NextUse(NamedTuple):
     every: float | None  # steps between two uses so far; None: it was never used
 
 
-def uses_of(opened: OpenRun, asked: RowRequest) -> UseCounts:
+def uses_of(opened: OpenRun, request: RowRequest) -> UseCounts:
     """Up to the checkpoint."""
     uses = UseCounts()
-    for step, lookups in _lookups(opened, asked, 0, opened.step):
+    for step, lookups in _lookups(opened, request, 0, opened.step):
         if lookups:
             uses.lookups += lookups
             uses.batches += 1
@@ -232,26 +233,28 @@ def uses_of(opened: OpenRun, asked: RowRequest) -> UseCounts:
     return uses
 
 
-def next_use_of(opened: OpenRun, asked: RowRequest, uses: UseCounts) -> NextUse:
+def next_use_of(opened: OpenRun, request: RowRequest, uses: UseCounts) -> NextUse:
     """Read the remaining batches until the row is used."""
     every = opened.step / uses.batches if uses.batches else None
-    coming = _lookups(opened, asked, opened.step, opened.last_step)
+    coming = _lookups(opened, request, opened.step, opened.last_step)
     with closing(coming):
         return NextUse(next((step for step, lookups in coming if lookups), None), every)
 
 
-def _lookups(opened: OpenRun, asked: RowRequest, done: int, end: int) -> Generator[tuple[int, int], None, None]:
+def _lookups(opened: OpenRun, request: RowRequest, done: int, end: int) -> Generator[tuple[int, int], None, None]:
     """(step, lookups of the row) for the steps after `done`, up to `end`."""
-    data, feature = opened.config.data, feature_of(opened, asked.table)
+    data, features = opened.config.data, opened.dataset.schema.tables[request.table]
     loader = Loader(
         opened.dataset, "train", batch_size=data.batch_size, shuffle=data.shuffle, seed=opened.config.train.seed
     )
     singles = [one.name for one in opened.dataset.schema.features if not one.multi]
 
     def count(batch: Batch) -> int:
-        values = batch.bags[asked.table].values if feature.multi else batch.ids[:, singles.index(asked.table)]
-        hashed = feature.mode == "hash" and asked.row is not None
-        return int(((values.remainder(feature.rows) if hashed else values) == asked.id).sum())
+        parts = [
+            batch.bags[one.name].values if one.multi else batch.ids[:, singles.index(one.name)] for one in features
+        ]
+        values, hashed = torch.cat(parts), features[0].mode == "hash" and request.row is not None
+        return int(((values.remainder(features[0].rows) if hashed else values) == request.id).sum())
 
     step = done
     while step < end:

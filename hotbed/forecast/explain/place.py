@@ -60,9 +60,9 @@ class RowPlace(NamedTuple):
     rank: int | None = None  # that owns it, of several
 
 
-def norms_of(opened: OpenRun, asked: RowRequest) -> Norms | None:
+def norms_of(opened: OpenRun, request: RowRequest) -> Norms | None:
     """Norms of the saved row; None: it was never trained, or was removed."""
-    found = saved_row(opened.entries, asked.table, asked.id)
+    found = saved_row(opened.entries, request.table, request.id)
     if not found:
         return None
     whole = {name for name, one in found.items() if not one.is_floating_point()}
@@ -73,22 +73,22 @@ def norms_of(opened: OpenRun, asked: RowRequest) -> Norms | None:
     )
 
 
-def key_of(opened: OpenRun, asked: RowRequest, norms: Norms | None) -> int | None:
+def key_of(opened: OpenRun, request: RowRequest, norms: Norms | None) -> int | None:
     """The key of the row in its group; None: a dynamic id without a row."""
-    if asked.row is not None:
-        return opened.base_of(asked.table) + asked.row
+    if request.row is not None:
+        return opened.base_of(request.table) + request.row
     return None if norms is None else norms.numbers.get("row")
 
 
-def place_of(opened: OpenRun, asked: RowRequest, key: int | None, norms: Norms | None) -> RowPlace:
+def place_of(opened: OpenRun, request: RowRequest, key: int | None, norms: Norms | None) -> RowPlace:
     """The tier that has the row."""
     if key is None:
         return RowPlace(GONE, None)
     rank, local, shard = None, key, Shard(0, opened.world)
-    if opened.world > 1 and asked.row is not None:
+    if opened.world > 1 and request.row is not None:
         rank = int(shard.owner_of(torch.tensor([key], device="cpu"))[0])
         local = int(shard.local_of(torch.tensor([key], device="cpu"))[0])
-    held = opened.cache_of(asked.table, rank or 0)
+    held = opened.cache_of(request.table, rank or 0)
     if held is None:
         return RowPlace(DEVICE, key, rank) if norms is not None else RowPlace(NEVER, None, rank)
     for tier, name in ((CACHE, "device.keys"), (MEMORY, "memory.keys")):
@@ -103,10 +103,10 @@ def place_of(opened: OpenRun, asked: RowRequest, key: int | None, norms: Norms |
 
 
 def score_of(
-    opened: OpenRun, asked: RowRequest, key: int, upcoming: Trace | None, leaving: float, stride: int = 1
+    opened: OpenRun, request: RowRequest, key: int, upcoming: Trace | None, leaving: float, stride: int = 1
 ) -> RowScore | None:
     """The score of a row in the cache; `upcoming` are the next batches, `leaving` rows leave with a window."""
-    held = opened.cache_of(asked.table)
+    held = opened.cache_of(request.table)
     if held is None:
         return None
     keys = held["device.keys"].numpy().astype(np.int64)

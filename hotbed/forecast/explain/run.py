@@ -48,7 +48,7 @@ class RowRequest(NamedTuple):
 
 
 def feature_of(opened: OpenRun, table: str) -> IdFeature:
-    """The feature of a table, or an error that lists all tables."""
+    """The feature of a table or one that shares it, or an error that lists them all."""
     features = {feature.name: feature for feature in opened.dataset.schema.features}
     if table not in features:
         raise ConfigError(f"--table {table}: {opened.run} has no such table. Its tables are: {', '.join(features)}.")
@@ -63,6 +63,7 @@ def find_row(opened: OpenRun, table: str, id_: int | None, value: str | None) ->
     if value is not None:
         return _of_value(opened, feature, value)
     assert id_ is not None
+    table = feature.table
     rows = opened.tables[table].rows
     if rows is None:
         return RowRequest(table, id_, None, None)
@@ -83,17 +84,17 @@ def _of_value(opened: OpenRun, feature: IdFeature, value: str) -> RowRequest:
     if not faults.good.all():
         raise ConfigError(f"--value {value!r}: {faults.bad_rows('', np.zeros(1, np.int64), str)[0].reason}.")
     assert isinstance(ids, np.ndarray)
-    number, rows = int(ids[0]), opened.tables[feature.name].rows
+    number, rows = int(ids[0]), opened.tables[feature.table].rows
     if rows is None:
-        return RowRequest(feature.name, number, None, value)
+        return RowRequest(feature.table, number, None, value)
     if feature.mode == "hash":
-        return RowRequest(feature.name, number % rows, number % rows, value)
+        return RowRequest(feature.table, number % rows, number % rows, value)
     places = np.flatnonzero(opened.dataset.counts(feature.name).ids == number)
     if places.shape[0] and places[0] + 1 < rows:
         row = int(places[0]) + 1
-        return RowRequest(feature.name, row, row, value)
+        return RowRequest(feature.table, row, row, value)
     return RowRequest(
-        feature.name, 0, 0, value, f"{value!r} has no row of its own: it shares row 0 with all values that are unknown"
+        feature.table, 0, 0, value, f"{value!r} has no row of its own: it shares row 0 with all values that are unknown"
     )
 
 

@@ -97,14 +97,18 @@ def _rows(schema: Schema, about: dict[str, Any]) -> str:
         "| table | rows | width | pooling | order | an id that is not in the file |",
         "|---|---|---|---|---|---|",
     ]
-    for feature in schema.features:
-        one = about["tables"][feature.name]
+    for name, (feature, *_) in schema.tables.items():
+        one = about["tables"][name]
+        pooling = one["pooling"] if isinstance(one["pooling"], str) else _words(one["pooling"])
         order = "most frequent first" if one["order"] == "frequency" else "by id; no counts were available"
         order += ", the n-th row is id n" if one["id_is_position"] else ""
-        lines.append(
-            f"| {feature.name} | {one['num_rows']:,} | {one['dim']} | {one['pooling']} | {order} | {_absent(one, feature)} |"
-        )
+        lines.append(f"| {name} | {one['num_rows']:,} | {one['dim']} | {pooling} | {order} | {_absent(one, feature)} |")
     return "\n".join([*lines, ""])
+
+
+def _words(pooling: dict[str, str]) -> str:
+    """The pooling of features that share a table."""
+    return ", ".join(f"{feature}: {how}" for feature, how in pooling.items())
 
 
 def _absent(table: dict[str, Any], feature: IdFeature) -> str:

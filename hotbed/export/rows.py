@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.files import InPieces, write_tensors
+from hotbed.checkpoint.files import PiecewiseTensor, write_tensors
 from hotbed.data.dataset import FeatureCounts
 from hotbed.data.schema import IdFeature
 from hotbed.errors import RunError
@@ -125,12 +125,12 @@ def _write_safetensors(path: Path, rows: ModelRows, precision: Precision, report
             assert found is not None, "only int8 has scales"
             yield torch.from_numpy(found)
 
-    tensors: dict[str, Tensor | InPieces] = {
-        "id": InPieces((rows.num_rows,), torch.int64, partial(_id_pieces, rows)),
-        "weight": InPieces((rows.num_rows, rows.dim), _TORCH[precision], weights),
+    tensors: dict[str, Tensor | PiecewiseTensor] = {
+        "id": PiecewiseTensor((rows.num_rows,), torch.int64, partial(_id_pieces, rows)),
+        "weight": PiecewiseTensor((rows.num_rows, rows.dim), _TORCH[precision], weights),
     }
     if precision == "int8":
-        tensors["scale"] = InPieces((rows.num_rows,), torch.float32, scale)
+        tensors["scale"] = PiecewiseTensor((rows.num_rows,), torch.float32, scale)
     write_tensors(path, tensors)
 
 

@@ -47,9 +47,11 @@ class Export:
         self.num_dense = len(self.schema["dense"])
         self.tasks: list[str] = (about["onnx"] or {}).get("tasks", [])  # further labels that the model scores
         self.sequences: dict[str, int] = card["model"].get("sequences") or {}  # feature -> greatest length
-        self._vocabularies: dict[str, tuple[Any, Any]] = {}
+        self._vocabularies: dict[str, tuple[Any, Any]] = {}  # of tables
+        self.table_of = {one["name"]: one.get("shares") or one["name"] for one in self.schema["features"]}  # by feature
         self.tables = {
-            name: Table(self.folder, name, {**card["tables"][name], **about["tables"][name]}) for name in self.features
+            name: Table(self.folder, name, {**card["tables"][name], **about["tables"][name]})
+            for name in dict.fromkeys(self.table_of.values())
         }
 
     def score_rows(self, rows: list[dict[str, Any]]) -> Any:
@@ -94,8 +96,10 @@ class Export:
 
     def vectors(self, ids: dict[str, Any]) -> Any:
         """The model's first input, float32 [B, C, W]: a pooled vector of every feature, then the vectors of every sequence."""
-        pooled = [self.tables[name].pooled(ids[name])[:, None] for name in self.features if name not in self.sequences]
-        padded = [self.tables[name].padded(ids[name], length) for name, length in self.sequences.items()]
+        tables = {name: self.tables[table] for name, table in self.table_of.items()}
+        names = [name for name in self.features if name not in self.sequences]
+        pooled = [tables[name].pooled(ids[name], name)[:, None] for name in names]
+        padded = [tables[name].padded(ids[name], length, name) for name, length in self.sequences.items()]
         return np.concatenate([*pooled, *padded], axis=1)
 
     def rows_of(self, feature: str, raw_ids: Any) -> Any:
@@ -103,12 +107,13 @@ class Export:
         raw_ids = np.asarray(raw_ids, dtype=np.int64)
         if next(one["mode"] for one in self.schema["features"] if one["name"] == feature) != "vocabulary":
             return raw_ids
-        if feature not in self._vocabularies:
+        table = self.table_of[feature]
+        if table not in self._vocabularies:
             import pyarrow.parquet as pq
 
-            known = pq.read_table(self.folder / "counts" / f"{feature}.parquet", columns=["id"])["id"].to_numpy()
-            self._vocabularies[feature] = known, np.argsort(known)
-        return _find(*self._vocabularies[feature], raw_ids) + 1  # row 0: never seen
+            known = pq.read_table(self.folder / "counts" / f"{table}.parquet", columns=["id"])["id"].to_numpy()
+            self._vocabularies[table] = known, np.argsort(known)
+        return _find(*self._vocabularies[table], raw_ids) + 1  # row 0: never seen
 
     def dense_of(self, raw: Any) -> Any:
         """Dense features [B, N] of raw numbers [B, N]; NaN is missing."""
@@ -137,24 +142,25 @@ class Table:
         self.arrays = _read_rows(folder / card["file"])
         self._order = None if card["id_is_position"] else np.argsort(self.arrays["id"])
 
-    def pooled(self, ids: Any) -> Any:
-        """One vector for each sample, float32 [B, D]."""
+    def pooled(self, ids: Any, feature: str) -> Any:
+        """One vector for each sample of a feature, float32 [B, D]."""
         if not isinstance(ids, tuple):
             return self.look_up(ids)
         values, offsets = (np.asarray(one, dtype=np.int64) for one in ids)
         lengths = np.diff(offsets)
         out = np.zeros((len(lengths), self.card["dim"]), dtype=np.float32)
         np.add.at(out, np.repeat(np.arange(len(lengths)), lengths), self.look_up(values))
-        if self.card["pooling"] == "mean":
+        pooling = self.card["pooling"]  # of several features, one for each
+        if (pooling if isinstance(pooling, str) else pooling[feature]) == "mean":
             out /= np.maximum(lengths, 1)[:, None].astype(np.float32)
         return out
 
-    def padded(self, ids: Any, length: int) -> Any:
+    def padded(self, ids: Any, length: int, feature: str) -> Any:
         """The vectors of a sequence in order, zeros after the last, float32 [B, length, D]."""
         values, offsets = (np.asarray(one, dtype=np.int64) for one in ids)
         lengths = np.diff(offsets)
         if lengths.max(initial=0) > length:
-            raise ValueError(f"{self.name} has a sequence of {lengths.max()} ids; the model reads {length}")
+            raise ValueError(f"{feature} has a sequence of {lengths.max()} ids; the model reads {length}")
         out = np.zeros((len(lengths), length, self.card["dim"]), dtype=np.float32)
         rows = np.repeat(np.arange(len(lengths)), lengths)
         out[rows, np.arange(len(values)) - offsets[rows]] = self.look_up(values)

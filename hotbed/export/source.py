@@ -31,7 +31,7 @@ from hotbed.optim import SGD
 from hotbed.run.config import RunConfig
 from hotbed.run.config_check import read_tree
 from hotbed.run.export_format import is_export
-from hotbed.run.folder import find_data
+from hotbed.run.folder import find_data, one_version
 from hotbed.run.model_card import FORMAT_VERSION, card_of, no_model, read_card
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
@@ -87,11 +87,18 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     return ExportSource(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
 
 
+def copy_counts(model: Path, folder: Path) -> None:
+    """Copy the id lists of a model folder; shutil.copytree has no errno, by which a full disk is known."""
+    (folder / "counts").mkdir()
+    for path in sorted((model / "counts").iterdir()):
+        shutil.copyfile(path, folder / "counts" / path.name)
+
+
 def has_feature(dataset: Dataset, feature: IdFeature) -> bool:
     """Whether the dataset and the model have the same ids of a feature."""
     theirs = next((one for one in dataset.schema.features if one.name == feature.name), None)
-    wanted = (feature.mode, feature.source, feature.rows)
-    return theirs is not None and (theirs.mode, theirs.source, theirs.rows) == wanted
+    wanted = (feature.mode, feature.source, feature.rows, feature.table)
+    return theirs is not None and (theirs.mode, theirs.source, theirs.rows, theirs.table) == wanted
 
 
 def _refuse_other(given: str | None, dataset: Dataset | None, schema: Schema) -> None:
@@ -118,8 +125,9 @@ def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
     """Copy schema.json and counts/ from the run's model, else from the dataset it was trained on."""
     model = run_of(entry.folder) / "model"
     if (model / "schema.json").is_file():
-        shutil.copyfile(model / "schema.json", folder / "schema.json")
-        shutil.copytree(model / "counts", folder / "counts")
+        with one_version(model):
+            shutil.copyfile(model / "schema.json", folder / "schema.json")
+            copy_counts(model, folder)
         return
     wanted = entry.manifest.document["progress"].get("data", "")
     if dataset is None or dataset.fingerprint != wanted:

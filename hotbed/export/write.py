@@ -17,7 +17,7 @@ from hotbed.export import score
 from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, RowOrder, as_float32, order_of_ids, order_of_rows, write_rows
-from hotbed.export.source import ExportSource, has_feature, open_source
+from hotbed.export.source import ExportSource, copy_counts, has_feature, open_source
 from hotbed.files import RemotePath, path_of
 from hotbed.files.copies import publish_folder
 from hotbed.files.settings import cache_root
@@ -34,7 +34,7 @@ from hotbed.run.export_format import (
     Tensors,
     is_export,
 )
-from hotbed.run.files import MANIFEST, read_tensors, write_folder
+from hotbed.run.folder import MANIFEST, one_version, read_tensors, write_folder
 from hotbed.run.remote_folder import local_copy
 from hotbed.scorer.tensors import OUTPUT, TensorSpec, inputs_of
 
@@ -72,10 +72,15 @@ def export(
     if isinstance(out, RemotePath):
         return _export_to_store(place, out, options, report)
     _check(out, options)
-    with _scratch(out) as scratch:
+    with _scratch(out) as scratch, one_version(place) as check:
         source = open_source(place, scratch, options.data, options.memory)
         about: dict[str, Any] = {}
-        write_folder(out, lambda new: about.update(_fill(new, source, options, report)))
+
+        def fill(new: Path) -> None:
+            about.update(_fill(new, source, options, report))
+            check()
+
+        write_folder(out, fill)
     tables = about["tables"]
     return ExportReport(
         out,
@@ -158,7 +163,7 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
     schema = Schema.load(source.model)
     for name in ("model.json", "schema.json", "dense.safetensors"):
         shutil.copyfile(source.model / name, new / name)
-    shutil.copytree(source.model / "counts", new / "counts")
+    copy_counts(source.model, new)
     model = _model(source)
     tasks: list[str] = []
     if options.onnx:
@@ -166,7 +171,9 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
         tasks = write_onnx(new / "model.onnx", model, schema.labels)
         report("model.onnx", 1, 1)
     tensors = Tensors.open(source.model / "tables.safetensors")
-    tables = {one.name: _write_table(new, one, tensors, source, options, report) for one in schema.features}
+    tables = {
+        name: _write_table(new, one, tensors, source, options, report) for name, (one, *_) in schema.tables.items()
+    }
     about = {
         "format_version": FORMAT_VERSION,
         "precision": options.precision,
@@ -213,8 +220,8 @@ def _model(source: ExportSource) -> Model:
 def _write_table(
     new: Path, feature: IdFeature, tensors: Tensors, source: ExportSource, options: ExportOptions, report: Report
 ) -> dict[str, Any]:
-    """Write the rows of one table; returns its entry in export.json."""
-    name, card = feature.name, source.card["tables"][feature.name]
+    """Write the rows of a feature's table; returns its entry in export.json."""
+    name, card = feature.table, source.card["tables"][feature.table]
     if f"{name}.weight" not in tensors.places:
         raise RunError(f"{source.model} is damaged: it has no rows of table {name!r}.")
     row_order = RowOrder("id", None) if options.rows == "none" else _row_order(feature, card, tensors, source)
@@ -251,15 +258,15 @@ def _row_order(feature: IdFeature, card: dict[str, Any], tensors: Tensors, sourc
     if card["rows"] is not None:
         counts = None if feature.mode == "vocabulary" else _counts(feature, source)
         return order_of_rows(feature, card["rows"], card["hashing"], counts)
-    return order_of_ids(feature, tensors.map(f"{feature.name}.id"), _counts(feature, source))
+    return order_of_ids(feature, tensors.map(f"{feature.table}.id"), _counts(feature, source))
 
 
 def _counts(feature: IdFeature, source: ExportSource) -> FeatureCounts | None:
     """How often ids occurred: from the model for a vocabulary, else from its dataset."""
     if feature.mode == "vocabulary":
-        return read_counts(source.model / "counts" / f"{feature.name}.parquet")
+        return read_counts(source.model / "counts" / f"{feature.table}.parquet")
     dataset = source.dataset
     if dataset is None or not has_feature(dataset, feature):
         return None
-    path = dataset.path / "counts" / f"{feature.name}.parquet"
+    path = dataset.path / "counts" / f"{feature.table}.parquet"
     return read_counts(path) if path.is_file() else None

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from hotbed.checkpoint.chain import Entry
 from hotbed.errors import StoreError
-from hotbed.scorer import kernels, write_kernels
+from hotbed.scorer import kernels
 from hotbed.scorer.checkpoints import weights_of
 from hotbed.scorer.kernels import EMPTY, Overlay
 from hotbed.scorer.live import Budget, LiveModel, Version, build_dense
-from hotbed.scorer.scratch import scratch_file, write_all
+from hotbed.scorer.scratch import read_places, scratch_file, write_all
 from hotbed.scorer.source import ModelSource
 from hotbed.types import RowPart
 
@@ -62,7 +62,7 @@ class RowChanges:
         for start in range(0, len(slots), _AT_ONCE):
             some = slots[start : start + _AT_ONCE]
             rows = np.empty((len(some), self._dim), dtype=np.float32)
-            fault = write_kernels.read_places(self._file.fileno(), self._places[some].astype(np.int64), rows)
+            fault = read_places(self._file.fileno(), self._places[some].astype(np.int64), rows)
             if fault:
                 raise StoreError(f"changed rows cannot be read back: {os.strerror(max(fault, 0))}.")
             yield self._keys[some], rows

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry, chain_of
-from hotbed.checkpoint.dense import DENSE, mean_of
-from hotbed.checkpoint.files import checksum
+from hotbed.checkpoint.files import DENSE, checksum, mean_of
 from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import TYPES, check_sizes, gone_of, tensors_of

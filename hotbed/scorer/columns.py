@@ -31,6 +31,7 @@ class ColumnEncoder:
     """Encodes raw columns for one model."""
 
     def __init__(self, schema: Schema, vocabularies: Mapping[str, IdMap]) -> None:
+        """`vocabularies`: those of tables."""
         self.schema, self._vocabularies = schema, vocabularies
         names = [one.name for one in schema.dense] + [raw_column(one) for one in schema.features]
         self.names = list(dict.fromkeys(names))
@@ -63,7 +64,7 @@ class ColumnEncoder:
 
     def rows_of(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
-        vocabulary = self._vocabularies.get(feature.name)
+        vocabulary = self._vocabularies.get(feature.table)
         return ids if vocabulary is None else vocabulary.find(np.ascontiguousarray(ids)) + 1
 
 

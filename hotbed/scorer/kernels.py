@@ -56,8 +56,10 @@ class RowFiles(NamedTuple):
     scratch: NDArray[np.int64]  # [T]: handle of a file of float32 rows; -1: none
     mark_starts: NDArray[np.int64]  # [T]: where the marks of a table begin
     sure: NDArray[np.int64]  # [T]: rows from this number on are always in the scratch file
-    maps: NDArray[np.int64]  # [T, 2]: addresses of the mapped model file and scratch file; 0: not mapped
-    marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file
+    maps: NDArray[np.int64]  # [T, 3]: addresses of the mapped model file, scratch file and shared file; 0: not mapped
+    marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file, or in the shared one
+    shared: NDArray[np.int64]  # [T]: handle of a scratch file that other processes read, never written; -1: none
+    own: NDArray[np.uint8]  # one bit a row: it is in the scratch file; empty if no file is shared
 
 
 class Overlay(NamedTuple):
@@ -104,10 +106,22 @@ def table_of(key: Any, starts: Any) -> Any:
 def is_marked(files: Any, table: Any, row: Any) -> Any:
     if row >= files.sure[table]:
         return True
-    if files.scratch[table] < 0:
+    if files.scratch[table] < 0 and files.shared[table] < 0:
         return False
     bit = files.mark_starts[table] + row
     return (files.marks[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == np.uint8(1)
+
+
+@njit(nogil=True, cache=True)
+def scratch_of(files: Any, table: Any, row: Any) -> Any:
+    """The handle and the address of the file of a marked row."""
+    if files.shared[table] < 0:
+        return files.scratch[table], files.maps[table, 1]
+    if row < files.sure[table]:
+        bit = files.mark_starts[table] + row
+        if (files.own[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == np.uint8(1):
+            return files.scratch[table], files.maps[table, 1]
+    return files.shared[table], files.maps[table, 2]
 
 
 @njit(nogil=True, cache=True)
@@ -184,7 +198,8 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
     handle, kind, at = files.models[table, 0], files.models[table, 1], files.models[table, 2]
     base = files.maps[table, 0]
     if is_marked(files, table, row):
-        handle, kind, at, base = files.scratch[table], np.int64(FP32_FILE), np.int64(0), files.maps[table, 1]
+        handle, base = scratch_of(files, table, row)
+        kind, at = np.int64(FP32_FILE), np.int64(0)
     elif kind == ABSENT:
         return NOWHERE
     if kind == FP32_FILE:

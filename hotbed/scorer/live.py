@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotbed.data.raw_reader import read_vocabulary
+from hotbed.data.schema import Task
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, RunError
 from hotbed.host.memory import in_words
@@ -55,6 +57,7 @@ class Budget(NamedTuple):
     device: torch.device
     change_bytes: int = 0  # of memory, for pending changes; 0: the model is never updated
     mapped: bool = False  # files of rows are mapped, see scratch.py
+    shared: bool = False  # files of rows will be shared with forked processes: one more bit a row
 
 
 class Version(NamedTuple):
@@ -110,7 +113,7 @@ class LiveModel:
         # while one model replaces another, the marks and id lists of both are in memory
         times = 2 if self._budget.change_bytes else 1
         memory = self._budget.memory - times * self._list_bytes
-        self.rows.make_cache(memory, times, before.rows if before is not None else None)
+        self.rows.make_cache(memory, times + self._budget.shared, before.rows if before is not None else None)
 
     @property
     def _list_bytes(self) -> int:
@@ -121,14 +124,25 @@ class LiveModel:
         """Memory of rows and their indexes."""
         return self.rows.num_bytes + self._list_bytes
 
+    @cached_property
+    def labels(self) -> tuple[Task, ...]:
+        """The labels that the model learned: all of the data, or the first alone. One sample of zeros tells."""
+        model, device = self.rows.state.model, self._budget.device
+        sizes = ((1, model.num_columns, self.rows.dim), (1, model.num_dense))
+        inputs = [torch.zeros(*size, dtype=torch.float32, device=device) for size in sizes]
+        if self._sequences:
+            inputs.append(torch.ones(1, len(self._sequences), dtype=torch.int64, device=device))
+        with torch.no_grad():
+            outputs = model(*inputs)
+        return self.schema.labels[: outputs.shape[1] if outputs.dim() > 1 else 1]
+
     @torch.no_grad()
     def logits(self, batch: Batch) -> ScoredBatch:
         """The outputs for every sample, all from one version of the model."""
         found, version = self.tables.vectors(batch)
         vectors, lengths = block_of(found, self._sequences, batch.bags)
         if not batch.size:
-            tasks = self.source.model.get("tasks") or [self.schema.label]
-            return ScoredBatch(torch.empty(0, len(tasks), dtype=torch.float32, device="cpu"), version.name)
+            return ScoredBatch(torch.empty(0, len(self.labels), dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
         inputs = [vectors, batch.dense, *([] if lengths is None else [lengths])]
         found = (
@@ -164,10 +178,10 @@ class LiveModel:
         return {name: replace(one, ids=None) for name, one in tables.items()}, dynamic
 
     def _vocabularies(self) -> dict[str, IdMap]:
-        features = [one for one in self.schema.features if one.mode == "vocabulary"]
-        lists = {one.name: one.rows - 1 for one in features}
+        first = {name: one for name, (one, *_) in self.schema.tables.items() if one.mode == "vocabulary"}
+        lists = {name: one.rows - 1 for name, one in first.items()}
         fits = self._fits(lists)
-        return {one.name: self._make(read_vocabulary(self.source.columns, one), lists, fits) for one in features}
+        return {name: self._make(read_vocabulary(self.source.columns, one), lists, fits) for name, one in first.items()}
 
     def _make_maps(self, dynamic: Mapping[str, NDArray[np.int64]]) -> dict[str, IdMap]:
         lists = {name: len(ids) for name, ids in dynamic.items()}
@@ -251,7 +265,8 @@ class FileTables:
         self.members = dict(tables)
         self.records = torch.empty(0, dtype=torch.float32, device="cpu")  # gives the type of the weights of bags
         self._number_of = {name: number for number, name in enumerate(tables)}
-        self.features = [Feature(name, name, one.pooling) for name, one in tables.items()]
+        self.features = [Feature(one, name, how) for name, of in tables.items() for one, how in of.features.items()]
+        self._table_of = {one.name: one.table for one in self.features}
         self._inputs = GroupInputs(cast(Any, self), self.features)
         self._ways: dict[tuple[str, ...], Addresses] = {}
         self._first = {name: _first_of(one) for name, one in tables.items()}
@@ -314,13 +329,13 @@ class FileTables:
     def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
         """Fill in initial values, or the shared vector, where no row was found."""
         assert isinstance(lookups.origin, LookupIds), "a scorer keeps the ids"
-        ids, out = lookups.origin.ids.numpy(), found.numpy()
+        names, ids, out = list(self.members), lookups.origin.ids.numpy(), found.numpy()
         tables = np.empty(ids.shape[0], dtype=np.int64)
         for span in lookups.spans:
-            tables[_positions(span)] = self._number_of[span.feature]
+            tables[_positions(span)] = self._number_of[self._table_of[span.feature]]
         for number in np.unique(tables[first]):
             mine = first[tables[first] == number]
-            name, rows = self.features[number].name, self.members[self.features[number].name].rows
+            name, rows = names[number], self.members[names[number]].rows
             wanted = ids[mine] % rows if self.members[name].hashing and rows else ids[mine]
             out[mine] = self.first_values(name, np.ascontiguousarray(wanted))
 

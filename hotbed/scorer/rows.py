@@ -3,6 +3,9 @@
 The budget covers cached rows with their keys, one bit per row for whether it has changed, and the index of pending changes (at
 most `change_bytes`). The model's own files are never written: changed rows go to unnamed scratch files, at the position of
 their row number. These files are sparse and take disk space only where they were written.
+
+Processes that are forked from one that called `share` read its scratch files and never write them: each puts the rows that
+change from then on into scratch files of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from numpy.typing import NDArray
 from hotbed.errors import BudgetError, StoreError
 from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
-from hotbed.scorer import kernels, write_kernels
+from hotbed.scorer import kernels
 from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, FetchBuffers, Overlay, RowCache, RowFiles
-from hotbed.scorer.scratch import MappedFile, lengthen, map_file, scratch_file
+from hotbed.scorer.scratch import MappedFile, compare, lengthen, map_file, mark_written, scratch_file, write_rows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -91,6 +94,7 @@ class FileRows:
         ] = {}  # generation -> lookups started in it that are reading files, without the lock
         self._handles: list[int] = []
         self._scratch_files: dict[int, IO[bytes]] = {}
+        self._shared_files: list[IO[bytes]] = []
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
         self.num_rows = None if any(one.rows is None for one in spaces) else sum(one.rows or 0 for one in spaces)
         self.files = self._open(spaces)
@@ -167,6 +171,17 @@ class FileRows:
                     self._no_readers.notify_all()
         return FetchedRows(work.first[:num_first], state)
 
+    def share(self) -> None:
+        """The scratch files are never written again, so that processes forked from now on can read them."""
+        files = self.files
+        with self.lock:
+            assert not self._overlay.keys.size, "changes are in place before files are shared"
+            self._shared_files += self._scratch_files.values()
+            self._scratch_files = {}
+            files.shared[:], files.scratch[:] = files.scratch, -1
+            files.maps[:, 2], files.maps[:, 1] = files.maps[:, 1], 0
+            self.files = files._replace(own=np.zeros_like(files.marks))
+
     def put(self, keys: Ints, rows: Floats) -> None:
         """Write rows to their place. Concurrent lookups must already see them as published changes, or not use them.
 
@@ -176,14 +191,14 @@ class FileRows:
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         for start in range(0, keys.shape[0], _SETTLED_AT_ONCE):
             some, new = keys[start : start + _SETTLED_AT_ONCE], rows[start : start + _SETTLED_AT_ONCE]
-            error = write_kernels.write_rows(some, new, self.files)
+            error = write_rows(some, new, self.files)
             if error:
                 raise StoreError(
                     f"changed rows cannot be written to {self._scratch}: {os.strerror(error)}. Free some space, or give "
                     "another folder with scratch=."
                 )
             with self.lock:
-                write_kernels.mark_written(some, new, self.cache, self.files, self._epoch)
+                mark_written(some, new, self.cache, self.files, self._epoch)
 
     def publish(self, state: Any, overlay: Overlay | None = None) -> None:
         """From now on every lookup returns this state and sees these changes; earlier changes must be in place.
@@ -223,7 +238,7 @@ class FileRows:
         out = np.empty(keys.shape[0], dtype=np.bool_)
         words = np.ascontiguousarray(rows).view(np.uint32)
         held = np.empty((min(len(words), _COMPARED_AT_ONCE) or 1, self.dim), dtype=np.uint32)
-        fault = write_kernels.compare(keys, words, self.files, held, out)
+        fault = compare(keys, words, self.files, held, out)
         if fault:
             raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(max(fault, 0))}.")
         return out
@@ -236,7 +251,8 @@ class FileRows:
     @property
     def num_bytes(self) -> int:
         """Memory of the cache, the marks and the index of changes."""
-        held: list[NDArray[Any]] = [*self.cache, self.files.marks, self._overlay.keys, self._overlay.places]
+        files = self.files
+        held: list[NDArray[Any]] = [*self.cache, files.marks, files.own, self._overlay.keys, self._overlay.places]
         return sum(one.nbytes for one in held)
 
     @property
@@ -254,9 +270,9 @@ class FileRows:
                 one.close()
             for handle in self._handles:
                 os.close(handle)
-            for file in self._scratch_files.values():
+            for file in (*self._scratch_files.values(), *self._shared_files):
                 file.close()
-            self._handles, self._scratch_files, self._maps = [], {}, []
+            self._handles, self._scratch_files, self._shared_files, self._maps = [], {}, [], []
 
     def _await_readers(self) -> None:
         """Wait until all lookups that have started are over; releases the lock while waiting."""
@@ -272,7 +288,7 @@ class FileRows:
         count = len(spaces)
         starts, marks = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
         models, sure = np.zeros((count, 5), np.int64), np.full(count, _NEVER, np.int64)
-        maps = np.zeros((count, 2), np.int64)
+        maps = np.zeros((count, 3), np.int64)
         num_marks = 0
         opened: dict[Path, int] = {}
         for t, (rows, file) in enumerate(spaces):
@@ -288,7 +304,8 @@ class FileRows:
                 models[t] = opened[file.path], file.kind, file.offset, file.scale_offset, in_file
                 maps[t, 0] = self._map(opened[file.path], file.end(self.dim))
         bits = np.zeros(num_marks // 8 + 1, np.uint8)
-        return RowFiles(starts, models, np.full(count, -1, np.int64), marks, sure, maps, bits)
+        scratch, shared = (np.full(count, -1, np.int64) for _ in range(2))
+        return RowFiles(starts, models, scratch, marks, sure, maps, bits, shared, np.empty(0, np.uint8))
 
     def _map(self, handle: int, needed: int) -> int:
         """The address of a mapped file of `needed` bytes; 0 if it is not mapped."""

@@ -66,10 +66,12 @@ class Scorer:
         *,
         updated: bool = False,
         mapped: bool = False,
+        shared: bool = False,
     ) -> None:
-        """`updated`: newer versions will follow (`update`); a part of the memory is reserved for them."""
+        """`updated`: newer versions will follow (`update`), `shared`: `share` will; some memory is reserved for them."""
         most = parse_bytes(memory, "memory")
-        self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0, mapped)
+        changes = most // _CHANGES_SHARE if updated else 0
+        self._budget = Budget(most, scratch, pick_device(device), changes, mapped, shared)
         self._updating = threading.Lock()
         self.live = open_live(source, self._budget)
 
@@ -126,6 +128,11 @@ class Scorer:
         """Like `update`, with any other model."""
         with self._updating:
             return self._follow(source)
+
+    def share(self) -> None:
+        """Before a fork: all processes read the files of rows that are there now, and none writes them."""
+        assert self._budget.shared, "the memory of shared files is part of the budget"
+        self.live.rows.share()
 
     def as_learner(self) -> Scores:
         """An adapter for code that scores with a learner."""

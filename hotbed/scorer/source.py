@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,7 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import Schema
 from hotbed.errors import RunError
 from hotbed.run.export_format import EXPORT, Export, ExportedTable, Tensors, is_export, read_export
-from hotbed.run.files import MANIFEST, read_tensors
-from hotbed.run.folder import read_json
+from hotbed.run.folder import MANIFEST, read_json, read_tensors
 from hotbed.run.model_card import no_model, read_card
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
 from hotbed.scorer.rows import ModelRowFile
@@ -44,7 +43,7 @@ class TableSource:
 
     name: str
     dim: int
-    pooling: str
+    pooling: str | Mapping[str, str]  # one for each of several features
     hashing: bool
     rows: int | None  # None: dynamic ids
     file: ModelRowFile | None = None
@@ -53,6 +52,11 @@ class TableSource:
     init: str = "constant(0)"  # initial values, of rows that are in no file
     seed: int = 0
     precision: str = "fp32"
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The features that read it, and the pooling of each."""
+        return {self.name: self.pooling} if isinstance(self.pooling, str) else dict(self.pooling)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ The protocol has no ragged tensors: a bag is a row of [B, L].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hotbed.data.encode import raw_column
@@ -20,6 +21,11 @@ class TensorSpec(NamedTuple):
 
 
 OUTPUT = TensorSpec("scores", "FP64", (-1,))
+
+
+def outputs_of(labels: Sequence[str]) -> list[TensorSpec]:
+    """One for every label that a model learned: `scores`, of a further one `scores_NAME`."""
+    return [OUTPUT, *(OUTPUT._replace(name=f"{OUTPUT.name}_{name}") for name in labels[1:])]
 
 
 def inputs_of(schema: Schema) -> list[TensorSpec]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import shlex
 import time
 from collections.abc import Callable
 from html import escape
@@ -18,12 +17,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import hotbed
-from hotbed.data.schema import Schema
 from hotbed.scorer import Scorer
-from hotbed.scorer.tensors import OUTPUT, inputs_of
+from hotbed.scorer.tensors import inputs_of, outputs_of
 from hotbed.serve.access import Access, TokenGuard
 from hotbed.serve.infer import PLATFORM, InferRequest, check_version
-from hotbed.serve.openapi import document, example_of, features_of
+from hotbed.serve.openapi import ServedModel, document, example_of, features_of
 from hotbed.serve.pool import PendingRequest, ScoringPool
 from hotbed.serve.request import Answer, Limits, RequestError, RequestForm, ScoreForm
 from hotbed.serve.watch import ModelWatch
@@ -60,9 +58,10 @@ class Service:
     """One scorer behind HTTP."""
 
     def __init__(self, name: str, scorer: Scorer, pool: ScoringPool, watch: ModelWatch, access: Access) -> None:
-        self._name, self._scorer, self._watch, self.access = name, scorer, watch, access
+        self._name, self.scorer, self._watch, self.access = name, scorer, watch, access
         self._limits, self._metrics = pool.limits, pool.metrics
-        self.closing = False
+        self._board = pool.metrics.board
+        self._stopping = False
         score = _ScoreEndpoint(pool)
         infer = _ScoreEndpoint(pool, self._infer_form)
         app = Starlette(
@@ -91,18 +90,19 @@ class Service:
         )
         self.app: ASGIApp = app if access.token is None else TokenGuard(app, access.token, pool.metrics)
 
-    def url_for(self, host: str, port: int) -> str:
-        """The address for clients on this machine."""
-        if host in ("0.0.0.0", "::"):
-            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-        return f"{self.access.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    @property
+    def closing(self) -> bool:
+        """Whether this worker stops, or all of them do."""
+        return self._stopping or bool(self._board.server.closing)
 
-    def curl(self, url: str) -> str:
-        """A command line that scores two candidates with this model."""
-        body = json.dumps(example_of(self._scorer.live.schema))
-        return (
-            f"curl -sg{self.access.curl_options} -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
-        )
+    def stop(self) -> None:
+        """From now on this worker says that it is not ready."""
+        self._stopping = True
+
+    @property
+    def _model(self) -> ServedModel:
+        live = self.scorer.live
+        return ServedModel(self._name, live.schema, live.labels)
 
     async def _health(self, request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -112,7 +112,9 @@ class Service:
             return PlainTextResponse("closing\n", 503)
         age = self._metrics.model_age
         old = "" if age is None else f", written {age:.0f} s ago"
-        return PlainTextResponse(f"ready: {self._scorer.version}{old}\n")
+        count = len(self._board.parts)
+        workers = "" if count == 1 else f", {self._board.num_ready} of {count} workers"
+        return PlainTextResponse(f"ready: {self.scorer.version}{old}{workers}\n")
 
     async def _server_metadata(self, request: Request) -> Response:
         return JSONResponse({"name": PLATFORM, "version": hotbed.__version__, "extensions": []})
@@ -123,15 +125,16 @@ class Service:
     async def _model_ready(self, request: Request) -> Response:
         """Of the server, or of the model that the path names."""
         named = {"name": self._checked_name(request.scope)} if request.path_params else {}
-        check_version(request.path_params.get("version"), self._scorer.version)
+        check_version(request.path_params.get("version"), self.scorer.version)
         return JSONResponse({**named, "ready": not self.closing}, 503 if self.closing else 200)
 
     async def _model_metadata(self, request: Request) -> Response:
-        name, version = self._checked_name(request.scope), self._scorer.version
+        name, version = self._checked_name(request.scope), self.scorer.version
         check_version(request.path_params.get("version"), version)
-        inputs = [one._asdict() for one in inputs_of(self._scorer.live.schema)]
+        inputs = [one._asdict() for one in inputs_of(self.scorer.live.schema)]
         about = {"name": name, "versions": [version], "platform": PLATFORM}
-        return JSONResponse({**about, "inputs": inputs, "outputs": [OUTPUT._asdict()]})
+        outputs = [one._asdict() for one in outputs_of([task.name for task in self.scorer.live.labels])]
+        return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
 
     def _infer_form(self, scope: Scope) -> RequestForm:
         return InferRequest(self._checked_name(scope), scope["path_params"].get("version"))
@@ -142,23 +145,23 @@ class Service:
         return self._name
 
     async def _show_metrics(self, request: Request) -> Response:
-        body, kind = self._metrics.text(self._scorer, request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
+        body, kind = await asyncio.to_thread(self._metrics.text, accept)  # the memory of processes takes ms to add up
         return Response(body, headers={"content-type": kind})
 
     async def _reload(self, request: Request) -> Response:
         if not is_loopback(request.client.host if request.client else ""):
             return JSONResponse({"error": "a reload is only accepted from the machine of the server"}, 403)
-        way = await asyncio.to_thread(self._watch.look)
-        found = {"update": way, "model": self._scorer.version}
-        return JSONResponse(found | ({"error": self._metrics.last_error} if way == "refused" else {}))
+        way = await asyncio.to_thread(self._watch.look_everywhere, lambda: self.closing)
+        found = {"update": way, "model": self.scorer.version}
+        error = self._metrics.last_error or "another worker has refused it; see the log of the server"
+        return JSONResponse(found | ({"error": error} if way == "refused" else {}))
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(document(self._name, self._scorer.live.schema, self._limits, self.access.token is not None))
+        return JSONResponse(document(self._model, self._limits, self.access.token is not None))
 
     async def _page(self, request: Request) -> Response:
-        return HTMLResponse(
-            page(self._name, self._scorer.live.schema, self._limits), headers={"content-security-policy": _PAGE_POLICY}
-        )
+        return HTMLResponse(page(self._model, self._limits), headers={"content-security-policy": _PAGE_POLICY})
 
 
 class _ScoreEndpoint:
@@ -169,14 +172,14 @@ class _ScoreEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        if self._metrics.in_flight >= self._limits.in_flight:
+        if self._metrics.board.in_flight >= self._limits.in_flight:
             answer = RequestError(503, "too many requests at once", limit=self._limits.in_flight).answer
         else:
-            self._metrics.in_flight += 1
+            self._metrics.own.in_flight += 1  # by the event loop alone
             try:
                 answer = await self._answered(scope, receive)
             finally:
-                self._metrics.in_flight -= 1
+                self._metrics.own.in_flight -= 1
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer.body)).encode())]
         if answer.status == 503:
             headers.append((b"retry-after", _RETRY_SECONDS))
@@ -250,9 +253,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     return Response(error.answer.body, error.status, media_type="application/json")
 
 
-def page(name: str, schema: Schema, limits: Limits) -> str:
+def page(model: ServedModel, limits: Limits) -> str:
     """The HTML page at /."""
-    paths = document(name, schema, limits)["paths"]
+    schema, paths = model.schema, document(model, limits)["paths"]
     ways = "".join(_way(path, verb, one) for path, verbs in paths.items() for verb, one in verbs.items())
     features = "".join(
         f"<tr><th scope='row'><code>{escape(name)}</code></th><td>{escape(_kinds(one))}</td>"

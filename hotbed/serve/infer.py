@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (v2 REST of KServe and Triton): tensors by column in, a tensor of probabilities out.
+"""The Open Inference Protocol (v2 REST of KServe and Triton): tensors by column in, a tensor of scores for every label out.
 
     {"inputs": [{"name": "user", "datatype": "BYTES", "shape": [1], "data": ["u7"]},
                 {"name": "ad", "datatype": "INT64", "shape": [3], "data": [4, 5, 6]}]}
@@ -11,6 +11,7 @@ fills up the shorter ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from hotbed.data.encode import raw_column
 from hotbed.data.schema import Schema
 from hotbed.scorer.columns import ColumnEncoder
-from hotbed.scorer.tensors import OUTPUT, inputs_of, is_bag
+from hotbed.scorer.tensors import inputs_of, is_bag, outputs_of
 from hotbed.serve.request import Limits, RequestError, ScoreRequest, check_names, kind_of, read_object, size_of
 
 PLATFORM = "hotbed"
@@ -39,13 +40,14 @@ class InferRequest:
     def __init__(self, name: str, version: str | None = None) -> None:
         self._name, self._version = name, version
         self._id: str | None = None
+        self._outputs: list[str] = []  # the names that were asked for; none: all
 
     def read(self, body: bytes, encoder: ColumnEncoder, limits: Limits) -> ScoreRequest:
         tree = read_object(body, _PARTS, "inputs")
         self._id = tree.get("id")
         if self._id is not None and not isinstance(self._id, str):
             raise RequestError(422, f"id must be a string, not {kind_of(self._id)}", where="id")
-        _check_outputs(tree)
+        self._outputs = _asked_outputs(tree)
         columns = _columns(tree.get("inputs"), encoder.schema, limits)
         size = max(map(len, columns.values()))
         context = {name: values[0] for name, values in columns.items() if size > 1 and len(values) == 1}
@@ -54,12 +56,23 @@ class InferRequest:
         check_names(request, encoder.names)
         return request
 
-    def write(self, scores: NDArray[np.float64], version: str) -> bytes:
+    def write(self, scores: Mapping[str, NDArray[np.float64]], version: str) -> bytes:
         check_version(self._version, version)
         answer: dict[str, Any] = {"model_name": self._name, "model_version": version}
         if self._id is not None:
             answer["id"] = self._id
-        answer["outputs"] = [{**OUTPUT._asdict(), "shape": [len(scores)], "data": scores}]
+        found = {one.name: (one, data) for one, data in zip(outputs_of(list(scores)), scores.values())}
+        for number, name in enumerate(self._outputs):
+            if name not in found:
+                raise RequestError(
+                    422,
+                    f"there is no output {name[:60]!r}; there is {', '.join(map(repr, found))}",
+                    where=f"outputs[{number}]",
+                )
+        answer["outputs"] = [
+            {**found[name][0]._asdict(), "shape": [len(found[name][1])], "data": found[name][1]}
+            for name in self._outputs or found
+        ]
         return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -80,14 +93,14 @@ def infer_example(schema: Schema, tree: dict[str, Any]) -> dict[str, Any]:
     return {"id": "1", "inputs": inputs}
 
 
-def _check_outputs(tree: dict[str, Any]) -> None:
-    """A RequestError for outputs that there are not, and for binary ones."""
-    outputs, name = tree.get("outputs"), OUTPUT.name
+def _asked_outputs(tree: dict[str, Any]) -> list[str]:
+    """The names of the outputs that were asked for; a RequestError for binary ones."""
+    outputs = tree.get("outputs")
     if outputs is not None and not isinstance(outputs, list):
         raise RequestError(422, f"outputs must be a list of objects, not {kind_of(outputs)}", where="outputs")
     for number, one in enumerate(outputs or []):
-        if not isinstance(one, dict) or one.get("name") != name:
-            raise RequestError(422, f"there is one output, with the name {name!r}", where=f"outputs[{number}]")
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+            raise RequestError(422, "an output must be an object with a name, a string", where=f"outputs[{number}]")
     for place, one in (
         ("parameters", tree),
         *((f"outputs[{n}].parameters", one) for n, one in enumerate(outputs or [])),
@@ -97,6 +110,7 @@ def _check_outputs(tree: dict[str, Any]) -> None:
             raise RequestError(422, f"parameters must be an object, not {kind_of(given)}", where=place)
         if given and (given.get("binary_data_output") or given.get("binary_data")):
             raise RequestError(422, "binary tensors are not written here; leave the parameter out", where=place)
+    return list(dict.fromkeys(one["name"] for one in outputs or []))
 
 
 def _columns(inputs: Any, schema: Schema, limits: Limits) -> dict[str, list[Any]]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import hotbed
 from hotbed.data.encode import raw_column
-from hotbed.data.schema import DenseColumn, IdFeature, Schema, clock_of
+from hotbed.data.schema import DenseColumn, IdFeature, Schema, Task, clock_of
+from hotbed.scorer.tensors import outputs_of
 from hotbed.serve.infer import infer_example
 from hotbed.serve.request import Limits
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # paths that never need the token
 
 _MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
+_PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
+_SCORES = {  # by the kind of the label
+    "binary": {"type": "array", "items": _PROBABILITY},
+    "regression": {"type": "array", "items": {"type": "number"}},
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -44,9 +51,22 @@ _TENSOR = {
 }
 
 
-def document(name: str, schema: Schema, limits: Limits, with_token: bool = False) -> dict[str, Any]:
+class ServedModel(NamedTuple):
+    """What the paths are about."""
+
+    name: str
+    schema: Schema
+    labels: tuple[Task, ...]  # that it learned
+
+    @property
+    def further(self) -> tuple[Task, ...]:
+        """The labels next to that of `--label`."""
+        return self.labels[1:]
+
+
+def document(model: ServedModel, limits: Limits, with_token: bool = False) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    found = _document(name, schema, limits)
+    found = _document(model, limits)
     if with_token:
         found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"token": []}]
@@ -55,8 +75,8 @@ def document(name: str, schema: Schema, limits: Limits, with_token: bool = False
     return found
 
 
-def _document(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
-    features = features_of(schema)
+def _document(model: ServedModel, limits: Limits) -> dict[str, Any]:
+    features = features_of(model.schema)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -65,7 +85,7 @@ def _document(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
             "description": "Click probabilities of candidates from a trained model.",
         },
         "paths": {
-            "/score": {"post": _score(schema, features, limits)},
+            "/score": {"post": _score(model, features, limits)},
             "/healthz": {"get": _plain("The process is alive.", "Alive.", "text/plain")},
             "/readyz": {
                 "get": {
@@ -77,7 +97,7 @@ def _document(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
             "/reload": {"post": _reload()},
             "/openapi.json": {"get": _plain("This document.", "OpenAPI 3.1.", "application/json")},
             "/": {"get": _plain("This document for people.", "A page.", "text/html")},
-            **_inference(name, schema, limits),
+            **_inference(model, limits),
         },
         "components": {
             "schemas": {
@@ -188,7 +208,7 @@ def _refusals(limits: Limits) -> dict[str, Any]:
     }
 
 
-def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def _score(model: ServedModel, features: dict[str, Any], limits: Limits) -> dict[str, Any]:
     body = {
         "oneOf": [
             {
@@ -218,9 +238,10 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
     }
     answer = {
         "type": "object",
-        "required": ["scores", "model"],
+        "required": ["scores", "model", *(["tasks"] if model.further else [])],
         "properties": {
-            "scores": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
+            "scores": _SCORES["binary"],
+            **_tasks(model.further),
             "model": {"type": "string", "description": "The version of the model that computed all of them."},
         },
     }
@@ -229,11 +250,12 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
         "description": f"Every one of {', '.join(features)} is given once: in context, or for each candidate.",
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": body, "example": example_of(schema)}},
+            "content": {"application/json": {"schema": body, "example": example_of(model.schema)}},
         },
         "responses": {
             "200": {
-                "description": "One probability for each candidate, in order.",
+                "description": "One probability for each candidate, in order."
+                + (" The scores of further labels are in tasks, by name." if model.further else ""),
                 "content": {"application/json": {"schema": answer}},
             },
             **_refusals(limits),
@@ -241,8 +263,17 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
     }
 
 
-def _inference(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
+def _tasks(further: Sequence[Task]) -> dict[str, Any]:
+    """The part of an answer with the scores of further labels, where there are any."""
+    if not further:
+        return {}
+    scores = {task.name: _SCORES[task.kind] for task in further}
+    return {"tasks": {"type": "object", "required": list(scores), "properties": scores}}
+
+
+def _inference(model: ServedModel, limits: Limits) -> dict[str, Any]:
     """The paths of the Open Inference Protocol."""
+    schema, outputs = model.schema, ", ".join(f"`{one.name}`" for one in outputs_of([one.name for one in model.labels]))
     tensors = {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}, "minItems": 1}
     body = {
         "type": "object",
@@ -261,7 +292,8 @@ def _inference(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
     absent = {"404": _refused("There is no such model or version.")}
     infer = {
         "summary": "Score candidates, by the Open Inference Protocol.",
-        "description": f"One tensor for each of {', '.join(features_of(schema))}. The output is `scores`, probabilities.",
+        "description": f"One tensor for each of {', '.join(features_of(schema))}. "
+        + (f"Outputs: {outputs}." if model.further else "The output is `scores`, probabilities."),
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": body, "example": infer_example(schema, example_of(schema))}},
@@ -283,8 +315,8 @@ def _inference(name: str, schema: Schema, limits: Limits) -> dict[str, Any]:
         "/v2/health/live": about("The process is alive.", {}),
         "/v2/health/ready": about("Whether it accepts requests.", closing),
     }
-    model = f"/v2/models/{quote(name)}"
-    for path in (model, f"{model}/versions/{{version}}"):
+    root = f"/v2/models/{quote(model.name)}"
+    for path in (root, f"{root}/versions/{{version}}"):
         found[path] = about("Inputs and outputs of the model.", absent)
         found[f"{path}/ready"] = about("Whether it accepts requests.", absent | closing)
         found[f"{path}/infer"] = {"post": infer}

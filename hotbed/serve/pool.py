@@ -20,9 +20,9 @@ import orjson
 import torch
 
 from hotbed.errors import HotbedError, IdError, StoreError
+from hotbed.run.predictions import scores_by_task
 from hotbed.scorer import Scorer
 from hotbed.scorer.live import LiveModel
-from hotbed.scorer.scorer import probabilities
 from hotbed.serve.encode import RequestEncoder
 from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.openapi import example_of
@@ -58,19 +58,6 @@ class ScoringPool:
         self._loop = loop
         for thread in self._threads:
             thread.start()
-
-    def warm(self) -> None:
-        """Score examples before the first request: compiling and loading on first use takes seconds."""
-        live = self._scorer.live
-        encoder, tree = self._encoder_of(live), example_of(live.schema)
-        known = tree["context"] | {name: values[0] for name, values in tree["candidates"].items()}
-        with suppress(HotbedError):  # the example may not be an id of this model
-            live.logits(join_batches([encoder.batch(ScoreRequest(1, known, {}))] * 2))
-        for name in known:
-            for value in (None, "1", 1, 1.5, ["1"], [1]):  # every code path of a column, and its error
-                with suppress(RequestError):
-                    encoder.batch(ScoreRequest(2, {**known, name: None}, {name: [value, value]}))
-                    encoder.batch(ScoreRequest(2, {**known, name: value}, {}))
 
     def submit(self, job: PendingRequest) -> None:
         self._queue.put(job)
@@ -120,18 +107,18 @@ class ScoringPool:
         self, live: LiveModel, ready: Sequence[tuple[PendingRequest, Batch]]
     ) -> list[tuple[PendingRequest, Answer]]:
         scored = live.logits(join_batches([batch for _, batch in ready]))
-        scores = probabilities(scored)
-        if not np.isfinite(scores).all():
+        scores = scores_by_task(scored.outputs, live.schema.labels)
+        if not all(np.isfinite(one).all() for one in scores.values()):
             raise RequestError(503, "the model gives scores that are not numbers; it has diverged in training")
         answers, start = [], 0
         for job, batch in ready:
-            some = scores[start : start + batch.size]
+            some = {name: one[start : start + batch.size] for name, one in scores.items()}
             start += batch.size
             try:
                 answers.append((job, Answer(200, job.form.write(some, scored.version))))
             except RequestError as refused:
                 answers.append((job, refused.answer))
-        self.metrics.scored(len(ready), start)
+        self.metrics.scored(len(ready), start, live.rows)
         return answers
 
     def _scored_alone(self, live: LiveModel, one: tuple[PendingRequest, Batch]) -> list[tuple[PendingRequest, Answer]]:
@@ -163,6 +150,19 @@ class ScoringPool:
         assert self._loop is not None, "the pool has started"
         with suppress(RuntimeError):  # the loop has ended: no client waits
             self._loop.call_soon_threadsafe(deliver)
+
+
+def warm(live: LiveModel) -> None:
+    """Score examples before the first request: compiling and loading on first use takes seconds."""
+    encoder, tree = RequestEncoder(live.encoder), example_of(live.schema)
+    known = tree["context"] | {name: values[0] for name, values in tree["candidates"].items()}
+    with suppress(HotbedError):  # the example may not be an id of this model
+        live.logits(join_batches([encoder.batch(ScoreRequest(1, known, {}))] * 2))
+    for name in known:
+        for value in (None, "1", 1, 1.5, ["1"], [1]):  # every code path of a column, and its error
+            with suppress(RequestError):
+                encoder.batch(ScoreRequest(2, {**known, name: None}, {name: [value, value]}))
+                encoder.batch(ScoreRequest(2, {**known, name: value}, {}))
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:

@@ -82,8 +82,8 @@ class RequestForm(Protocol):
     def read(self, body: bytes, encoder: ColumnEncoder, limits: Limits) -> ScoreRequest:
         """Parse and check, for the model of the encoder."""
 
-    def write(self, scores: NDArray[np.float64], version: str) -> bytes:
-        """The body of the answer."""
+    def write(self, scores: Mapping[str, NDArray[np.float64]], version: str) -> bytes:
+        """The body of the answer, from the scores of every label that the model learned, the first one first."""
 
 
 class ScoreForm:
@@ -92,8 +92,12 @@ class ScoreForm:
     def read(self, body: bytes, encoder: ColumnEncoder, limits: Limits) -> ScoreRequest:
         return read_request(body, encoder.names, limits)
 
-    def write(self, scores: NDArray[np.float64], version: str) -> bytes:
-        return orjson.dumps({"scores": scores, "model": version}, option=orjson.OPT_SERIALIZE_NUMPY)
+    def write(self, scores: Mapping[str, NDArray[np.float64]], version: str) -> bytes:
+        first, *further = scores.items()
+        answer: dict[str, Any] = {"scores": first[1]}
+        if further:
+            answer["tasks"] = dict(further)
+        return orjson.dumps(answer | {"model": version}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def read_object(body: bytes, parts: Sequence[str], wanted: str) -> dict[str, Any]:

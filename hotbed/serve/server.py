@@ -9,35 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
+import os
 import resource
+import shlex
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hotbed.errors import ConfigError
+from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.compiling import CompileReport
+from hotbed.host.memory import in_words, parse_bytes
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
 from hotbed.serve.access import Access
 from hotbed.serve.app import Service, is_loopback
+from hotbed.serve.board import Board
 from hotbed.serve.metrics import ServerMetrics
-from hotbed.serve.pool import ScoringPool
+from hotbed.serve.openapi import example_of
+from hotbed.serve.pool import ScoringPool, warm
 from hotbed.serve.request import Limits
-from hotbed.serve.watch import ModelWatch, newest
+from hotbed.serve.watch import ModelOnDisk, ModelWatch, newest
+from hotbed.serve.workers import LONGEST_GOODBYE, STOPPED, STOPPING, Workers
 
 _HEAD_BYTES = 64 << 10  # proxies allow 8 to 32 KiB
 _SWITCH_SECONDS = 0.0005  # between Python threads, so that answers do not wait for threads that compute
 _IDLE_SECONDS = 75  # before a connection is closed; longer than proxies keep theirs, so that they close first
-_LONGEST_GOODBYE = 30  # seconds for what is in flight
 _CONNECTIONS = 1 << 16
 _log = logging.getLogger("hotbed.serve")
 
@@ -58,6 +65,7 @@ class ModelStorage(NamedTuple):
     threads: int = 2  # that score
     poll: float = 2.0  # seconds between checks for a newer model; 0: only on POST /reload
     mapped: bool = False  # files of rows are mapped into memory
+    workers: int = 1  # processes, which divide the memory
 
 
 def serve(place: Path, address: Address, holding: ModelStorage, limits: Limits, access: Access) -> None:
@@ -74,21 +82,47 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, access: Access, s
     sys.setswitchinterval(_SWITCH_SECONDS)
     _allow_connections()
     found = newest(place)
-    source = found.open() if found is not None else open_source(place)
-    scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True, mapped=holding.mapped)
-    metrics = ServerMetrics()
-    pool = ScoringPool(scorer, limits, metrics, holding.threads)
-    watch = ModelWatch(place, scorer, metrics, found, holding.poll)
+    scorer = _load(place, found, holding)
+    board = Board(holding.workers)
+
+    def run(number: int = 0, restarted: bool = False) -> None:
+        metrics = ServerMetrics(board, number)
+        pool = ScoringPool(scorer, limits, metrics, holding.threads)
+        watch = ModelWatch(place, scorer, metrics, found, holding.poll)
+        if restarted:
+            watch.catch_up()
+        service = Service(holding.name, scorer, pool, watch, access)
+        with _quiet_signals():
+            _run(_config(service, limits, access), service, pool, watch, socket_)
+
     compiled = CompileReport()
-    pool.warm()
+    warm(scorer.live)
     if compiled.kernels:
         _log.info("%d kernels were compiled in %.1f s, once on this machine", compiled.kernels, compiled.seconds)
     _log.info("%r", scorer)
-    service = Service(holding.name, scorer, pool, watch, access)
     gc.collect()
-    gc.freeze()  # long-lived objects: scanning them again and again would delay requests
-    with scorer, _quiet_signals():
-        _run(_config(service, limits, access), service, pool, watch, socket_)
+    gc.freeze()  # long-lived objects: scanning them again and again would delay requests, and unshare memory of workers
+    with scorer:
+        if holding.workers == 1:
+            run()
+        else:
+            scorer.share()
+            Workers(board, run).run(lambda: say_listening(socket_, scorer, access), socket_.close)
+
+
+def _load(place: Path, found: ModelOnDisk | None, holding: ModelStorage) -> Scorer:
+    source = found.open() if found is not None else open_source(place)
+    memory, several = parse_bytes(holding.memory, "--memory"), holding.workers > 1
+    share = memory // holding.workers
+    scratch = holding.scratch or place
+    try:
+        return Scorer(source, share, "cpu", scratch, updated=True, mapped=holding.mapped, shared=several)
+    except BudgetError as error:
+        if not several:
+            raise
+        raise BudgetError(
+            f"--memory {holding.memory} is divided among {holding.workers} workers, {in_words(share)} for each. {error}"
+        ) from error
 
 
 def _config(service: Service, limits: Limits, access: Access) -> uvicorn.Config:
@@ -104,7 +138,7 @@ def _config(service: Service, limits: Limits, access: Access) -> uvicorn.Config:
         server_header=False,
         backlog=2048,
         timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_LONGEST_GOODBYE,
+        timeout_graceful_shutdown=LONGEST_GOODBYE,
     )
 
 
@@ -147,30 +181,54 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         yield made
 
 
+def say_listening(socket_: socket.socket, scorer: Scorer, access: Access) -> None:
+    """Log where, and a command line that scores two candidates with this model."""
+    host, port = socket_.getsockname()[:2]
+    _log.info("listening on %s://%s:%s", access.scheme, _in_url(host), port)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # for clients on this machine
+    url = f"{access.scheme}://{_in_url(local)}:{port}"
+    if access.token is None:  # a browser does not send one
+        _log.info("description, with a form to try it: %s/", url)
+    body = shlex.quote(json.dumps(example_of(scorer.live.schema)))
+    _log.info("try: curl -sg%s -H 'content-type: application/json' -d %s %s/score", access.curl_options, body, url)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 class _ScorerServer(uvicorn.Server):
-    """uvicorn's server, with log lines at start and stop; marks the service as closing on shutdown."""
+    """uvicorn's server in one process; one of several ends with the process that started it."""
 
     def __init__(self, config: uvicorn.Config, service: Service, pool: ScoringPool) -> None:
         super().__init__(config)
         self._service, self._pool = service, pool
+        self._parent = os.getppid() if len(pool.metrics.board.parts) > 1 else None
 
     async def startup(self, sockets: Any = None) -> None:
         self._pool.start(asyncio.get_running_loop())
         await super().startup(sockets)
-        for one in sockets or ():
-            host, port = one.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            _log.info("listening on %s://%s:%s", self._service.access.scheme, shown, port)
-            url = self._service.url_for(host, port)
-            if self._service.access.token is None:  # a browser does not send one
-                _log.info("description, with a form to try it: %s/", url)
-            _log.info("try: %s", self._service.curl(url))
+        self._pool.metrics.own.ready = 1
+        if self._parent is None:
+            say_listening(sockets[0], self._service.scorer, self._service.access)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._parent is not None and (self._service.closing or os.getppid() != self._parent):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._parent is None or sig != signal.SIGINT:  # Ctrl-C reaches all processes; the parent passes it on
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        self._service.closing = True
-        _log.info("stopping: requests in flight are finished first")
+        self._service.stop()
+        self._pool.metrics.own.ready = 0
+        if self._parent is None:
+            _log.info(STOPPING)
         await super().shutdown(sockets)
-        _log.info("stopped")
+        if self._parent is None:
+            _log.info(STOPPED)
 
 
 @contextmanager

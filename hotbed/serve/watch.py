@@ -1,14 +1,18 @@
 """Checks every few seconds for a newer model and loads it while the old one keeps scoring.
 
-For a run, that is its newest complete checkpoint or its model folder, whichever was written last; for a folder of checkpoints
-the newest one; for an export the folder itself, once it was replaced. A refused model is tried again when it has changed.
+For a run, that is its newest complete checkpoint or its model folder, whichever was written after more steps, and the model if
+both were; for a folder of checkpoints the newest one; for an export the folder itself, once it was replaced. Times of files
+do not count: those of a copy from a store say when it was copied. A refused model is tried again when it has changed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +29,7 @@ from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import ModelSource, open_model, open_source
 from hotbed.serve.metrics import ServerMetrics
 
+_ASKED_SECONDS = 0.2  # between checks whether a client has asked another worker for a reload
 _log = logging.getLogger("hotbed.serve")
 
 
@@ -33,6 +38,7 @@ class ModelOnDisk(NamedTuple):
 
     place: Path
     stamp: tuple[int, int]  # time and inode of its manifest: they tell models apart
+    steps: int | None  # of training when it was written; None: hotbed 0.1 did not write them down
     entries: Callable[[], list[Entry]] | None  # of a checkpoint
     open: Callable[[], ModelSource]
 
@@ -47,9 +53,9 @@ def newest(place: Path) -> ModelOnDisk | None:
     found = []
     model = place / "model" if (place / "model").is_dir() else place
     if is_export(place):
-        found.append(_found(place, None, lambda: open_source(place)))
+        found.append(_found(place, None, None, lambda: open_source(place)))
     elif (model / "model.json").is_file():
-        found.append(_found(model, None, lambda: open_model(model)))
+        found.append(_found(model, _steps_of(model), None, lambda: open_model(model)))
     for root in (place / "checkpoints", place):
         saved = newest_in(root) if root.is_dir() else None
         if saved is not None:
@@ -57,19 +63,31 @@ def newest(place: Path) -> ModelOnDisk | None:
             def entries(folders: tuple[Path, ...] = saved.folders) -> list[Entry]:
                 return [Entry(folder, read_manifest(folder)) for folder in folders]
 
-            found.append(_found(saved.folders[0], entries, lambda: source_of(entries())))
+            found.append(_found(saved.folders[0], saved.step, entries, lambda: source_of(entries())))
             break
-    return max((one for one in found if one is not None), key=lambda one: one.stamp, default=None)
+    whole = [one for one in found if one is not None]  # the model first
+    steps = [one.steps for one in whole if one.steps is not None]
+    if len(steps) == len(whole):
+        return whole[steps.index(max(steps))] if whole else None
+    return max(whole, key=lambda one: one.stamp)
+
+
+def _steps_of(model: Path) -> int | None:
+    try:
+        found = json.loads((model / "model.json").read_text()).get("steps")
+    except (OSError, ValueError, AttributeError):
+        return None  # opening it says what is wrong
+    return found if isinstance(found, int) else None
 
 
 def _found(
-    place: Path, entries: Callable[[], list[Entry]] | None, opens: Callable[[], ModelSource]
+    place: Path, steps: int | None, entries: Callable[[], list[Entry]] | None, opens: Callable[[], ModelSource]
 ) -> ModelOnDisk | None:
     try:
         state = (place / MANIFEST).stat()
     except OSError:
         return None
-    return ModelOnDisk(place, (state.st_mtime_ns, state.st_ino), entries, opens)
+    return ModelOnDisk(place, (state.st_mtime_ns, state.st_ino), steps, entries, opens)
 
 
 class ModelWatch:
@@ -80,16 +98,20 @@ class ModelWatch:
     ) -> None:
         self._place, self._scorer, self._metrics, self._every = place, scorer, metrics, every
         self._at = at
-        if at is not None:
-            metrics.uses(at.written)
+        self._board = metrics.board
+        metrics.uses(scorer, at.written if at is not None else 0.0)
         self._refused: ModelOnDisk | None = None
         self._looking = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        if self._every:
+        if self._every or self._has_others:
             self._thread.start()
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._board.parts) > 1
 
     def stop(self) -> None:
         self._stop.set()
@@ -99,25 +121,44 @@ class ModelWatch:
     def look(self) -> str:
         """Load a newer model: returns "none", the kind of update, or "refused", which is logged and counted."""
         with self._looking:
-            try:
-                refresh(self._place)
-                found = newest(self._place)
-            except (HotbedError, OSError) as error:
-                return self._refuse(None, str(error))
-            if found is None or _same(found, self._at) or _same(found, self._refused):
-                return "refused" if found is not None and _same(found, self._refused) else "none"
-            try:
-                way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
-            except (HotbedError, OSError, MemoryError) as error:
-                return self._refuse(found, str(error))
-            except Exception as error:  # an unexpected error must neither stop the updates nor be hidden
-                _log.exception("unexpected error while loading %s", found.place)
-                return self._refuse(found, f"{type(error).__name__}: {error}")
-            self._at, self._refused = found, None
-            self._metrics.updated(way)
-            self._metrics.uses(found.written)
-            _log.info("%s is in use now (%s)", self._scorer.version, way)
+            reloads, own = self._board.reloads, self._metrics.own
+            way = self._look()
+            own.refused, own.reloads_done = int(way == "refused"), reloads
             return way
+
+    def look_everywhere(self, give_up: Callable[[], bool]) -> str:
+        """Like `look`, in all workers; returns when all have looked. "refused" if one of them refused the model."""
+        reloads, parts = self._metrics.ask_reload(), self._board.parts
+        way = self.look()
+        while any(part.reloads_done < reloads for part in parts) and not give_up():
+            time.sleep(_ASKED_SECONDS / 4)
+        return "refused" if any(part.refused for part in parts) else way
+
+    def catch_up(self) -> None:
+        """In the place of a worker that died: load what it had loaded since the start."""
+        if self._every or self._board.reloads:
+            self.look()
+
+    def _look(self) -> str:
+        try:
+            refresh(self._place)
+            found = newest(self._place)
+        except (HotbedError, OSError) as error:
+            return self._refuse(None, str(error))
+        if found is None or _same(found, self._at) or _same(found, self._refused):
+            return "refused" if found is not None and _same(found, self._refused) else "none"
+        try:
+            way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
+        except (HotbedError, OSError, MemoryError) as error:
+            return self._refuse(found, str(error))
+        except Exception as error:  # an unexpected error must neither stop the updates nor be hidden
+            _log.exception("unexpected error while loading %s", found.place)
+            return self._refuse(found, f"{type(error).__name__}: {error}")
+        self._at, self._refused = found, None
+        self._metrics.updated(way)
+        self._metrics.uses(self._scorer, found.written)
+        _log.info("%s is in use now (%s)", self._scorer.version, way)
+        return way
 
     def _refuse(self, found: ModelOnDisk | None, error: str) -> str:
         self._refused = found
@@ -127,8 +168,12 @@ class ModelWatch:
 
     def _run(self) -> None:
         be_nice(min(19, os.nice(0) + 10))
-        while not self._stop.wait(self._every):
-            self.look()
+        wait, waited = min(self._every or math.inf, _ASKED_SECONDS) if self._has_others else self._every, 0.0
+        while not self._stop.wait(wait):
+            waited += wait
+            if self._metrics.own.reloads_done < self._board.reloads or 0 < self._every <= waited:
+                self.look()
+                waited = 0.0
 
 
 def _same(one: ModelOnDisk, other: ModelOnDisk | None) -> bool:

@@ -1,7 +1,9 @@
 """What an export holds, of what, in which order; and what is refused."""
 
+import errno
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import hotbed.export
 from hotbed.data.dataset import Dataset
-from hotbed.errors import RunError
+from hotbed.errors import ExitCode, RunError
 from hotbed.export import onnx_model, read_export, rows
 from hotbed.export.rows import to_precision
 from hotbed.export.write import ExportOptions, export
-from hotbed.run.files import write_folder
+from hotbed.run.folder import write_folder
 from tests.data.small import make_dataset
 
 ROWS = ExportOptions(onnx=False)
@@ -232,3 +234,19 @@ def test_what_makes_no_sense_is_refused_at_once(deepfm, tmp_path, hotbed, monkey
     assert "there is no" in err
     assert not (tmp_path / "out").exists()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["user.parquet", "dense.safetensors", "model.py"])
+def test_a_full_disk_is_named_whichever_file_it_refuses(deepfm, tmp_path, monkeypatch, hotbed, name):
+    copy = shutil.copyfile
+
+    def refuse(source, target, **options):
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return copy(source, target, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", refuse)
+    code, _, err = hotbed("export", deepfm, "--no-onnx", "--triton", "--out", tmp_path / "out")
+    assert code == ExitCode.DOES_NOT_FIT
+    assert f"cannot write {tmp_path / 'out'}: No space left on device. Free some space" in " ".join(err.split())
+    assert list(tmp_path.iterdir()) == []

@@ -187,11 +187,17 @@ def mixed(tmp_path_factory):
     return train(home / "run", home / "data", "dnn", "model.options.hidden=[8]"), home / "log.csv"
 
 
-def test_raw_rows_score_as_predict_does(mixed, tmp_path):
+@pytest.fixture(scope="module")
+def exported(mixed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixed-export") / "out"
+    export(mixed[0], folder)
+    return folder
+
+
+def test_raw_rows_score_as_predict_does(mixed, exported, tmp_path):
     run, raw = mixed
-    export(run, tmp_path / "out")
     theirs = predicted(run, raw, tmp_path / "scores.parquet")
-    ours = standalone(tmp_path / "out").Export(tmp_path / "out")
+    ours = standalone(exported).Export(exported)
     with raw.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert_close(ours.score_rows(rows), theirs)
@@ -222,9 +228,8 @@ def test_raw_rows_score_as_predict_does(mixed, tmp_path):
         ("interests", 7, "where a list of ids is expected"),
     ],
 )
-def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value, told):
-    export(mixed[0], tmp_path / "out", ExportOptions(onnx=False))
-    ours = standalone(tmp_path / "out").Export(tmp_path / "out")
+def test_a_raw_value_that_cannot_be_read_is_told(exported, column, value, told):
+    ours = standalone(exported).Export(exported)
     row = {"Site Name": "café", "price": 1.0, "age": 3, "interests": "art", "zip": "10001"}
     with pytest.raises(ValueError, match=re.escape(told)):
         ours.inputs_of([{**row, column: value}])
@@ -232,9 +237,8 @@ def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value,
         ours.inputs_of([{"zip": 1}])
 
 
-def test_the_readme_scores_raw_rows_without_hotbed(mixed, tmp_path):
-    export(mixed[0], tmp_path / "out")
-    text = (tmp_path / "out" / "README.md").read_text()
+def test_the_readme_scores_raw_rows_without_hotbed(exported):
+    text = (exported / "README.md").read_text()
     assert "\n\nTwo rows as in the raw log" in text
     assert "\n\nTwo samples as in the dataset" in text
     assert not re.search(r"(?m)^ \S|\n\n\n", text), "a stray blank or line"
@@ -243,7 +247,7 @@ def test_the_readme_scores_raw_rows_without_hotbed(mixed, tmp_path):
     assert "score_rows" in code
     code = "import sys; sys.modules['hotbed'] = sys.modules['torch'] = None\n" + code
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", code], cwd=exported, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip("[]\n").split()) == 2

@@ -1,6 +1,7 @@
 """Newer checkpoints while others score: every batch by one version as a whole, to the bit, in every way a version can come."""
 
 import json
+import os
 import shutil
 import threading
 
@@ -43,8 +44,9 @@ def history(request, dataset, tmp_path_factory):
     return request.param, folder, saved
 
 
-def scorer_of(folder, name, memory="200KB", *, mapped=False):
-    return Scorer(source_of([find(folder / "checkpoints" / name)]), memory, "cpu", folder, updated=True, mapped=mapped)
+def scorer_of(folder, name, memory="200KB", *, mapped=False, shared=False):
+    source = source_of([find(folder / "checkpoints" / name)])
+    return Scorer(source, memory, "cpu", folder, updated=True, mapped=mapped, shared=shared)
 
 
 def test_every_version_in_its_turn(history, dataset):
@@ -62,6 +64,28 @@ def test_every_version_in_its_turn(history, dataset):
         assert set(ways) == {"incremental", "full"}
     else:
         assert set(ways) == {"whole"}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_files_that_are_shared_are_never_written(history, dataset, mapped):
+    """Forked processes read them, each at a version of its own."""
+    _, folder, saved = history
+    first, *rest = saved
+    with scorer_of(folder, first, mapped=mapped, shared=True) as scorer:
+        scorer.share()
+        shared = [
+            os.dup(handle) for handle in scorer.live.rows.files.shared if handle >= 0
+        ]  # a whole update closes its own
+        before = [os.pread(handle, 1 << 24, 0) for handle in shared]
+        assert before
+        for name in (*rest, first, rest[-1]):
+            scorer.update([find(folder / "checkpoints" / name)])
+            for batch, logits in zip(batches(dataset), saved[name], strict=True):
+                assert torch.equal(scorer.logits(batch).logits, logits)
+            assert scorer.num_bytes <= 200_000
+            assert [os.pread(handle, 1 << 24, 0) for handle in shared] == before
+    for handle in shared:
+        os.close(handle)
 
 
 def test_several_steps_at_once_and_back(history, dataset):

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from hotbed.serve.app import _ScoreEndpoint
+from hotbed.serve.board import Board
 from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.pool import Answer
 from hotbed.serve.request import Limits
@@ -13,7 +14,7 @@ class Waiting:
     """A pool that scores when it is told to."""
 
     def __init__(self, limits):
-        self.jobs, self.limits, self.metrics = [], limits, ServerMetrics()
+        self.jobs, self.limits, self.metrics = [], limits, ServerMetrics(Board(1))
 
     def submit(self, job):
         self.jobs.append(job)
@@ -46,14 +47,14 @@ async def crowd(limit):
     while len(pool.jobs) < limit:
         await asyncio.sleep(0)
     refused = [await ask(score) for _ in range(2)]
-    assert metrics.in_flight == limit
+    assert metrics.board.in_flight == limit
     pool.score_all()
     answers = [await task for task in waiting]
     after = asyncio.create_task(ask(score))
     while not pool.jobs:
         await asyncio.sleep(0)
     pool.score_all()
-    return answers, refused, await after, metrics.in_flight
+    return answers, refused, await after, metrics.board.in_flight
 
 
 def test_as_many_requests_as_the_limit_wait_and_no_more():

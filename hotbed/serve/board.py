@@ -1,0 +1,110 @@
+"""What the workers of a server count and say of themselves, in memory that all of them see.
+
+Every worker writes its own part. A scrape of /metrics, which any of them answers, adds up all parts. The part of a worker
+that died stays: its successor continues the counts, so that a sum never decreases. A part is read as of one moment: its
+`sequence` is odd while it is written, and a copy that was made meanwhile is made again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+
+from hotbed.scorer.rows import RowCounts
+
+NUM_STATUSES = 600  # of HTTP: the status is the index
+NUM_BUCKETS = 14
+UPDATES = ("same", "incremental", "full", "whole")
+_COPIES = 1000  # a worker that was killed while it wrote leaves its sequence odd
+_int, _float = ctypes.c_int64, ctypes.c_double
+
+
+class WorkerPart(ctypes.Structure):
+    """The part of one worker."""
+
+    _fields_ = (
+        ("sequence", _int),
+        ("pid", _int),  # 0: it does not run
+        ("ready", _int),  # it takes requests
+        ("in_flight", _int),
+        ("reloads_asked", _int),  # at this worker
+        ("reloads_done", _int),  # of those asked at any worker
+        ("refused", _int),  # the model that was found last
+        ("answers", _int * NUM_STATUSES),
+        ("buckets", _int * NUM_BUCKETS),  # of the seconds of requests
+        ("seconds", _float),
+        ("candidates", _int),
+        ("batches", _int),
+        ("batched", _int),  # requests scored in them
+        ("lookups", _int * len(RowCounts._fields)),
+        ("updates", _int * len(UPDATES)),
+        ("failed_updates", _int),
+        ("stale", _int),
+        ("updated", _float),  # seconds since 1970
+        ("written", _float),  # when the files of the current model were written; 0: not known
+        ("step", _int),  # -1: not known
+        ("rows_bytes", _int),
+        ("version", ctypes.c_char * 128),
+    )
+
+
+class _Server(ctypes.Structure):
+    """Written by the parent of the workers."""
+
+    _fields_ = (("closing", _int), ("restarts", _int))
+
+
+class Board:
+    """The parts of all workers; made before they are forked."""
+
+    def __init__(self, workers: int) -> None:
+        size = ctypes.sizeof(WorkerPart)
+        self._memory = mmap.mmap(-1, workers * size + ctypes.sizeof(_Server))
+        self.parts = [WorkerPart.from_buffer(self._memory, number * size) for number in range(workers)]
+        self.server = _Server.from_buffer(self._memory, workers * size)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are answered now, by all workers."""
+        return sum(part.in_flight for part in self.parts)
+
+    @property
+    def reloads(self) -> int:
+        """How often a client has asked for a reload."""
+        return sum(part.reloads_asked for part in self.parts)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(part.ready for part in self.parts)
+
+    def copies(self) -> list[WorkerPart]:
+        """All parts, each as of one moment."""
+        return [_copy(part) for part in self.parts]
+
+
+def _copy(part: WorkerPart) -> WorkerPart:
+    for _ in range(_COPIES):
+        before = part.sequence
+        found = WorkerPart.from_buffer_copy(part)
+        if before % 2 == 0 and part.sequence == before:
+            break
+        time.sleep(0)
+    return found
+
+
+class Writing:
+    """`with writing:` around changes of a part by its worker: one thread at a time."""
+
+    def __init__(self, part: WorkerPart) -> None:
+        self._part, self._lock = part, threading.Lock()
+        part.sequence += part.sequence % 2  # that of a worker that was killed while it wrote
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._part.sequence += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._part.sequence += 1
+        self._lock.release()

@@ -1,0 +1,52 @@
+"""Which model of a run is in use: by the steps that it was trained for, never by the times of files."""
+
+import itertools
+import json
+import os
+
+import pytest
+
+from hotbed.cli import main
+from hotbed.serve.watch import newest
+from tests.train.small import write_dataset
+
+
+def make_run(folder, steps_of_model, steps_of_checkpoint):
+    """A run as the watch sees it: manifests, and the card of the model."""
+    model, checkpoint = folder / "model", folder / "checkpoints" / f"{steps_of_checkpoint:012}"
+    for one in (model, checkpoint):
+        one.mkdir(parents=True)
+        (one / "manifest.json").write_text("{}")
+    (model / "model.json").write_text(json.dumps({} if steps_of_model is None else {"steps": steps_of_model}))
+    return model, checkpoint
+
+
+@pytest.mark.parametrize(("model", "checkpoint", "used"), [(12, 8, 0), (12, 12, 0), (12, 16, 1)])
+@pytest.mark.parametrize("order", list(itertools.permutations([1.0, 2.0])))
+def test_more_steps_count_whatever_was_copied_last(tmp_path, model, checkpoint, used, order):
+    both = make_run(tmp_path / "run", model, checkpoint)
+    for folder, time in zip(both, order):
+        os.utime(folder / "manifest.json", (time, time))
+    assert newest(tmp_path / "run").place == both[used]
+
+
+def test_a_model_of_an_earlier_hotbed_goes_by_times(tmp_path):
+    both = make_run(tmp_path / "run", None, 16)
+    for used in (0, 1):
+        os.utime(both[used] / "manifest.json", (used + 1.0, used + 1.0))
+        os.utime(both[1 - used] / "manifest.json", (0.5, 0.5))
+        assert newest(tmp_path / "run").place == both[used]
+
+
+def test_there_is_none(tmp_path):
+    assert newest(tmp_path) is None
+
+
+def test_a_run_writes_its_steps_down(tmp_path):
+    write_dataset(tmp_path / "data")
+    options = ["--model", "lr", "--batch-size", "16", "--no-forecast", "--quiet", "--set", "train.max_steps=3"]
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *options])
+    assert not caught.value.code
+    assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["steps"] == 3
+    assert newest(tmp_path / "run").place == tmp_path / "run" / "model"

@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from hotbed.cli import options as opt
 from hotbed.cli.console import err
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CachePolicy,
-    CacheShares,
-    Device,
-    Dims,
-    LookAhead,
-    Ranks,
-    RowOptimizers,
-    Steps,
-    Window,
-    share,
-    words,
-)
+from hotbed.cli.options import share, words
 from hotbed.host.memory import parse_share, percent_hint
 
 if TYPE_CHECKING:
@@ -63,8 +50,8 @@ def bench_command(
         help="What a sample holds, separated by commas. single: one id per feature. bags: as in MLPerf's multi-hot Criteo, 214 "
         "ids a sample. varying: bags of 0 to twice that size. dynamic: single 64-bit ids in tables without a fixed size.",
     ),
-    dim: Dims = None,
-    optimizer: RowOptimizers = None,
+    dim: opt.Dims = None,
+    optimizer: opt.RowOptimizers = None,
     dense: str | None = _option(
         "dense",
         "Widths of the 4-layer bf16 MLP after the lookup, separated by commas: a whole training step. 0: the embedding step "
@@ -72,8 +59,8 @@ def bench_command(
         "--mlp",
     ),
     output: str = typer.Option("stack", help="Form of hotbed's vectors, separated by commas: stack, concat, dict."),
-    batch_size: BatchSize = None,
-    cache: CacheShares = None,
+    batch_size: opt.BatchSize = None,
+    cache: opt.CacheShares = None,
     ssd: float | None = typer.Option(
         None,
         "--memory-share",
@@ -85,7 +72,7 @@ def bench_command(
         None,
         help="Folder on that ssd for temporary files. Left out: the system's folder for temporary files.",
     ),
-    ranks: Ranks = None,
+    ranks: opt.Ranks = None,
     cold: bool = typer.Option(
         False,
         "--cold",
@@ -95,15 +82,15 @@ def bench_command(
     zipf: float = typer.Option(
         1.05, help="Zipf exponent of the id frequencies; smaller means more misses. Must not be 1."
     ),
-    steps: Steps = None,
+    steps: opt.Steps = None,
     warmup: int | None = _option("warmup", "Steps before them."),
-    policy: CachePolicy = None,
-    window: Window = None,
-    look_ahead: LookAhead = None,
+    policy: opt.CachePolicy = None,
+    window: opt.Window = None,
+    look_ahead: opt.LookAhead = None,
     rows_scale: float | None = _option("rows_scale", "Table sizes as a share of Criteo-Kaggle's 33.76 M rows."),
-    device: Device = None,
+    device: opt.Device = None,
     csv: Path | None = typer.Option(None, help="Append one row per result to this file, as soon as it is measured."),
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Time hotbed's training step, compared with FBGEMM and torch on the same ids.
 

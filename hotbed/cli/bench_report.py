@@ -39,8 +39,8 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None, as_jso
         print_json({"results": [{**one.row(), **environment(device)} for one in everything]})
         return faults
     for drawing in sweeps(everything):
-        out().print(drawing, soft_wrap=True, highlight=False)
-    out().print(", ".join(f"{name} {value}" for name, value in environment(device).items() if value), soft_wrap=True)
+        out().print(drawing)
+    out().print(", ".join(f"{name} {value}" for name, value in environment(device).items() if value))
     return faults
 
 
@@ -54,14 +54,13 @@ def _measure(settings: list[Setting], systems: list[str], results: list[Result])
             _print_skip(outcome, printed)
             continue
         results.append(outcome)
-        share = outcome.timing.memory_share
-        found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
-        err().print(f"{outcome.system}, {_title(outcome.setting)}: {outcome.ms:.3f} ms a step{found}", soft_wrap=True)
+        found = outcome.timing.where_rows_were
+        err().print(f"{outcome.system}, {_title(outcome.setting)}: {outcome.ms:.3f} ms a step{found}")
     for place, result in enumerate(with_gpu_time(results)):
         results[place] = result
         if result.timing.gpu_ms is not None:
             line = f"{result.system}, {_title(result.setting)}: the GPU is busy {result.timing.gpu_ms:.3f} ms of a step"
-            err().print(line, soft_wrap=True)
+            err().print(line)
     return faults
 
 
@@ -88,7 +87,7 @@ def _print_skip(skip: Skip, printed: set[str]) -> None:
     for text in (line, skip.trace):
         if text and text not in printed:
             printed.add(text)
-            err().print(text, soft_wrap=True)
+            err().print(text)
 
 
 def _title(setting: Setting) -> str:

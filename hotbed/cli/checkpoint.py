@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from hotbed.cli.console import out, print_json, progress_bar
+from hotbed.cli.console import out, print_json, progress_bar, table_of_numbers
 from hotbed.cli.options import AsJson, Checkpoints, DryRun
 from hotbed.errors import ConfigError, ExitCode
 
@@ -115,9 +115,7 @@ def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
             raise typer.Exit(ExitCode.FAILURE)
         return
     if not wrong:
-        out().print(
-            f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} intact: {', '.join(good)}", soft_wrap=True
-        )
+        out().print(f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} intact: {', '.join(good)}")
         _print_rank_steps(run)
         return
     way_out = f" The newest intact one is {good[-1]}; move the later ones away to resume from it." if good else ""
@@ -153,15 +151,15 @@ def diff_command(
         return
     console = out()
     said = [f"{e[0].folder}{f', of all {len(e)} ranks' if len(e) > 1 else ''}" for e in both]
-    console.print(" -> ".join(said), soft_wrap=True)
+    console.print(" -> ".join(said))
     for path, (before, after) in found.settings.items():
-        console.print(f"  {path}: {before!r} -> {after!r}", soft_wrap=True)
+        console.print(f"  {path}: {before!r} -> {after!r}")
     for name, what in found.shapes.items():
-        console.print(f"  table {name}: {what}", soft_wrap=True)
+        console.print(f"  table {name}: {what}")
     console.print(_rows_table(found))
     for tensor in found.dense[:_MOST_LINES]:
         change = "" if tensor.largest is None else f", by {tensor.largest:.3g} at most"
-        console.print(f"  dense {tensor.name}: {tensor.what}{change}", soft_wrap=True)
+        console.print(f"  dense {tensor.name}: {tensor.what}{change}")
     if len(found.dense) > _MOST_LINES:
         console.print(f"  and {len(found.dense) - _MOST_LINES} more dense tensors")
     if not found.dense:
@@ -201,7 +199,7 @@ def prune_command(
         return
     what = "would be removed" if dry_run else "removed"
     names = ", ".join(_label(one) for one in doomed) or "-"
-    out().print(f"{len(doomed)} checkpoints {what}, {in_words(size)}: {names}", soft_wrap=True)
+    out().print(f"{len(doomed)} checkpoints {what}, {in_words(size)}: {names}")
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -270,7 +268,7 @@ def _print_rank_steps(place: Path) -> None:
     for root in (place / "checkpoints", place):
         for world in (world for world in worlds_in(root) if world > 1):
             steps = ", ".join(f"{step:,}" for step in steps_of(root, world)) or "none"
-            out().print(f"steps that all {world} ranks have: {steps}", soft_wrap=True)
+            out().print(f"steps that all {world} ranks have: {steps}")
 
 
 def _bytes_of(folders: list[Path]) -> int:
@@ -282,9 +280,8 @@ def _bytes_of(folders: list[Path]) -> int:
 
 
 def _rows_table(found: Diff) -> Table:
-    table = Table("table")
-    for heading in ("same", "changed", "added", "gone", "largest change", "at id"):
-        table.add_column(heading, justify="right")
+    headings = ("table", "same", "changed", "added", "gone", "largest change", "at id")
+    table = table_of_numbers(None, *headings, left=("table",))
     lines = sorted(found.tables.items(), key=lambda one: -one[1].changed - one[1].added - one[1].gone)
     for name, rows in lines[:_MOST_LINES]:
         counts = [f"{count:,}" for count in (rows.same, rows.changed, rows.added, rows.gone)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -60,9 +60,18 @@ def is_log_json() -> bool:
     return _voice[2]
 
 
+class TextConsole(Console):
+    """A console that never breaks a line of text; tables take the width of the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if all(isinstance(one, str | Text) for one in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
+
 def out() -> Console:
     """The console for results; created on each call, so that it follows a redirected stdout."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return TextConsole(highlight=False, markup=False, emoji=False)
 
 
 def err(always: bool = False) -> Console:
@@ -72,7 +81,7 @@ def err(always: bool = False) -> Console:
         from hotbed.cli.log_json import JsonConsole
 
         return JsonConsole(file=stream, force_terminal=False, quiet=is_quiet() and not always)
-    return Console(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet() and not always)
+    return TextConsole(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet() and not always)
 
 
 def print_json(figures: Any) -> None:
@@ -108,7 +117,7 @@ def waiting(text: str) -> Iterator[None]:
 
 def print_progress(text: str) -> None:
     """Print a line of progress, from any thread, above a bar or spinner."""
-    (_live[-1] if _live else err()).print(text, soft_wrap=True)
+    (_live[-1] if _live else err()).print(text)
 
 
 def fail(message: str, code: int, traceback: str | None = None) -> int:
@@ -120,7 +129,7 @@ def fail(message: str, code: int, traceback: str | None = None) -> int:
         return code
     console = err(always=True)
     console.print("error:", style="bold red", end=" ")
-    console.print(message, soft_wrap=True)
+    console.print(message)
     return code
 
 
@@ -178,12 +187,17 @@ def progress_bar(title: str, unit: str) -> Iterator[Callable[[str, int, int | No
             bar.stop()
 
 
+def table_of_numbers(title: str | None, *headings: str, left: Collection[str] = ()) -> Table:
+    """An empty table of numbers, which stand to the right; columns named in `left` hold text."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    return table
+
+
 def result_table(title: str, metrics_of_split: Mapping[str, Mapping[str, Any]]) -> Table:
     """One column per split; a metric that no split has is left out."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for split in metrics_of_split:
-        table.add_column(split, justify="right")
+    table = table_of_numbers(title, "", *metrics_of_split, left=("",))
     for label, name in RESULTS:
         values = [metrics.get(name) for metrics in metrics_of_split.values()]
         if any(value is not None for value in values):
@@ -199,7 +213,6 @@ def print_more(more: Mapping[str, Any], title: str = "") -> None:
         seen = f"mean over {grouped['groups']:,} groups with both labels, {grouped['samples']:,} samples"
         out().print(
             f"{prefix}AUC within {grouped['feature']}: {in_digits(grouped['auc'])} ({seen})",
-            soft_wrap=True,
         )
     for name, slices in more.get("by", {}).items():
         table = Table(
@@ -253,7 +266,7 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> list
 def print_calibration(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> None:
     """Say where calibration is off."""
     for note in calibration_notes(metrics_of_split):
-        err().print(note, soft_wrap=True)
+        err().print(note)
 
 
 def in_digits(value: float | None) -> str:

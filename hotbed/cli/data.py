@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hotbed.cli.console import err, out, print_json, progress_bar
+from hotbed.cli.console import err, out, print_json, progress_bar, table_of_numbers
 from hotbed.cli.options import AsJson, DataPlace, DryRun, Out, Overwrite, Seed
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
@@ -45,13 +45,12 @@ def describe_command(
         print_json(figures)
         return
     console = out()
-    console.print(Text.assemble((dataset, "bold"), f"  {opened.path}"), soft_wrap=True)
+    console.print(Text.assemble((dataset, "bold"), f"  {opened.path}"))
     console.print(_split_table(figures["splits"], opened.schema.best_auc))
     console.print(_feature_table(figures))
     console.print(
         f"{len(opened.schema.dense)} number columns, {len(opened.schema.features)} id features. "
         "Top 1.5 %: the share of lookups that the most frequent 1.5 % of the ids take.",
-        soft_wrap=True,
     )
 
 
@@ -107,7 +106,7 @@ def get_command(
     folders = choose_folders(entry, tuple(day or ()))
     console = err()
     facts = f": {entry.summary}\npage: {entry.page}\nlicence: {entry.licence}"
-    console.print(Text.assemble((entry.name, "bold"), facts), soft_wrap=True)
+    console.print(Text.assemble((entry.name, "bold"), facts))
     if entry.by_hand:
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate((*entry.by_hand, *entry.then), 1))
         raise DataError(f"{entry.name} needs an account at its publisher. By hand:\n{steps}")
@@ -119,7 +118,7 @@ def get_command(
         if as_json:
             print_json({"dry_run": True, "name": entry.name, "licence": entry.licence, "files": named})
         else:
-            out().print(f"dry run: {', '.join(named)} would be fetched. Nothing was written.", soft_wrap=True)
+            out().print(f"dry run: {', '.join(named)} would be fetched. Nothing was written.")
         return
     _accept(entry, accept_licence)
     for folder in folders:
@@ -130,11 +129,11 @@ def get_command(
             path = download(file, directory, progress)
             fetched.append(str(path))
             checked = file.checksum.partition(":")[0] + " checked" if file.checksum else "no checksum is published"
-            console.print(f"{path} ({path.stat().st_size:,} bytes, {checked})", soft_wrap=True)
+            console.print(f"{path} ({path.stat().st_size:,} bytes, {checked})")
     if as_json:
         print_json({"dry_run": False, "name": entry.name, "licence": entry.licence, "files": fetched})
         return
-    console.print("then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n", soft_wrap=True)
+    console.print("then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n")
 
 
 def _accept(entry: PublicSet, accepted: bool) -> None:
@@ -149,9 +148,8 @@ def _accept(entry: PublicSet, accepted: bool) -> None:
 
 
 def _split_table(splits: dict[str, dict[str, Any]], best_auc: dict[str, float]) -> Table:
-    table = Table("split", title="splits", title_justify="left")
-    for heading in ("rows", "positive", *(["best AUC"] if best_auc else [])):
-        table.add_column(heading, justify="right")
+    headings = ("split", "rows", "positive", *(["best AUC"] if best_auc else []))
+    table = table_of_numbers("splits", *headings, left=("split",))
     for name, split in splits.items():
         best = [f"{best_auc[name]:.4f}" if name in best_auc else ""] if best_auc else []
         table.add_row(name, f"{split['rows']:,}", _percent(split["positive_rate"]), *best)
@@ -159,9 +157,8 @@ def _split_table(splits: dict[str, dict[str, Any]], best_auc: dict[str, float]) 
 
 
 def _feature_table(figures: dict[str, Any]) -> Table:
-    table = Table("feature", title="ids of the train split", title_justify="left")
-    for heading in ("table rows", "distinct ids", "lookups", "top 1.5 %"):
-        table.add_column(heading, justify="right")
+    headings = ("feature", "table rows", "distinct ids", "lookups", "top 1.5 %")
+    table = table_of_numbers("ids of the train split", *headings, left=("feature",))
     features = figures["features"]
     for feature in [*features[:MOST_FEATURES], {**figures["total"], "name": "all together"}]:
         if feature["name"] == "all together":
@@ -248,7 +245,7 @@ def make_command(
     if dry_run:
         where = " and ".join(str(one) for one in (out_dir, text) if one is not None)
         planned = f"dry run: {total:,} rows of {shape.name} would be written to {where}. Nothing was written."
-        print_json(made) if as_json else out().print(planned, soft_wrap=True)
+        print_json(made) if as_json else out().print(planned)
         return
     said = []
     if out_dir is not None:
@@ -256,7 +253,7 @@ def make_command(
         said.append(line)
     if text is not None:
         said.append(_make_text(text, log, total, by_day=days is not None))
-    print_json(made) if as_json else out().print("\n".join(said), soft_wrap=True)
+    print_json(made) if as_json else out().print("\n".join(said))
 
 
 def _make_dataset(

@@ -65,11 +65,11 @@ def _describe(name: str, group: str, command: Callable[..., None]) -> CommandTex
     text = inspect.getdoc(command) or ""
     paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
     examples = [one for one in paragraphs if one.startswith(_CALLS)]
-    told = [_plain(one) for one in paragraphs if one != EXAMPLES and one not in examples]
+    texts = [_plain(one) for one in paragraphs if one != EXAMPLES and one not in examples]
     spoken = with_voice(command)
     hints = typing.get_type_hints(spoken, include_extras=True)
     parameters = [one for one in inspect.signature(spoken).parameters.values() if hints[one.name] is not typer.Context]
-    return CommandText(name, group, told, examples, [_parameter(one, hints[one.name]) for one in parameters])
+    return CommandText(name, group, texts, examples, [_parameter(one, hints[one.name]) for one in parameters])
 
 
 def _parameter(given: inspect.Parameter, hint: Any) -> Parameter:

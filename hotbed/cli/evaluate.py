@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from hotbed.cli import options as opt
 from hotbed.cli.console import (
     err,
     out,
@@ -18,22 +19,7 @@ from hotbed.cli.console import (
     result_table,
     waiting,
 )
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CacheBytes,
-    CacheShare,
-    Data,
-    Device,
-    DryRun,
-    MaxBad,
-    Memory,
-    ModelPlace,
-    Out,
-    Overwrite,
-    Split,
-    words,
-)
+from hotbed.cli.options import words
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
@@ -45,24 +31,24 @@ SCORE_BATCH = 4096
 
 
 def evaluate_command(
-    run: ModelPlace,
+    run: opt.ModelPlace,
     inputs: list[str] | None = typer.Argument(
         None, metavar="LABELLED...", help="Raw files with labels, instead of a dataset."
     ),
-    data: Data = None,
-    split: Split = None,
+    data: opt.Data = None,
+    split: opt.Split = None,
     group: str | None = typer.Option(
         None, "--group", metavar="FEATURE", help="Also the AUC within each value of an id feature, e.g. a user."
     ),
     slices: str | None = typer.Option(
         None, "--slice", metavar="A,B", help="Also all metrics for each of the values of id features, e.g. country."
     ),
-    device: Device = None,
-    batch_size: BatchSize = None,
-    cache: CacheShare = None,
-    hbm: CacheBytes = None,
-    max_bad: MaxBad = "1%",
-    as_json: AsJson = False,
+    device: opt.Device = None,
+    batch_size: opt.BatchSize = None,
+    cache: opt.CacheShare = None,
+    hbm: opt.CacheBytes = None,
+    max_bad: opt.MaxBad = "1%",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Measure a trained model: AUC, PR-AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
@@ -91,17 +77,18 @@ def evaluate_command(
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
-            from hotbed.run.folder import find_data_or_say
+            from hotbed.run.folder import find_data_or_say, one_version
             from hotbed.run.remote_folder import local_copy
-            from hotbed.train.breakdown import Breakdown
             from hotbed.train.evaluation import evaluate
+            from hotbed.train.metrics import Breakdown
             from hotbed.train.model_folder import check_same_ids
 
             run = local_copy(run)
-            subject = _subject(run)
-            dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
-            model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
-            check_same_ids(model.folder, dataset)
+            with one_version(run):
+                subject = _subject(run)
+                dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
+                model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
+                check_same_ids(model.folder, dataset)
         with waiting(f"evaluating the {split} split"):
             loader = Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu")
             found = evaluate(model.learner, loader, breakdown=Breakdown(group or "", tuple(words(slices or ""))))
@@ -125,15 +112,17 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.raw_reader import RawReader
+            from hotbed.run.folder import one_version
             from hotbed.run.remote_folder import local_copy
             from hotbed.train.evaluation import evaluate_batches
 
             run = local_copy(run)
-            subject = _subject(run)
-            model = open_model(run, None, device, wanted)
-            reader = RawReader(
-                model.folder, inputs, batch_size=wanted.batch_size, max_bad=max_bad, rows_of=model.rows_of
-            )
+            with one_version(run):
+                subject = _subject(run)
+                model = open_model(run, None, device, wanted)
+                reader = RawReader(
+                    model.folder, inputs, batch_size=wanted.batch_size, max_bad=max_bad, rows_of=model.rows_of
+                )
         with waiting("scoring"):
             found = evaluate_batches(model.learner, reader, reader.schema.tasks)
     if found is None:
@@ -190,19 +179,19 @@ def _subject(place: Path) -> EvaluatedModel:
 
 
 def predict_command(
-    run: ModelPlace,
+    run: opt.ModelPlace,
     inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Raw files, or one dataset."),
-    scores: Out = None,
-    split: Split = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
-    cache: CacheShare = None,
-    hbm: CacheBytes = None,
-    memory: Memory = None,
-    max_bad: MaxBad = "1%",
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    scores: opt.Out = None,
+    split: opt.Split = None,
+    device: opt.Device = None,
+    batch_size: opt.BatchSize = None,
+    cache: opt.CacheShare = None,
+    hbm: opt.CacheBytes = None,
+    memory: opt.Memory = None,
+    max_bad: opt.MaxBad = "1%",
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 
@@ -238,34 +227,40 @@ def predict_command(
             from hotbed.data.loader.loader import Loader
             from hotbed.data.raw_reader import RawReader
             from hotbed.data.schema import Schema
+            from hotbed.run.folder import one_version
             from hotbed.run.predictions import predict, raw_batches, split_batches
             from hotbed.run.remote_folder import local_copy
             from hotbed.train.model_folder import check_same_ids
 
-            model = open_model(local_copy(run), memory, device, ModelOptions(cache, hbm, batch_size))
+            run = local_copy(run)
             reader = None
-            if len(inputs) == 1 and not path_of(inputs[0]).is_file():
-                dataset = open_dataset(inputs[0])
-                check_same_ids(model.folder, dataset)
-                batches = split_batches(Loader(dataset, split, batch_size=batch_size))
-            else:
-                reader = RawReader(model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of)
-                batches = raw_batches(reader)
+            with one_version(run):
+                model = open_model(run, memory, device, ModelOptions(cache, hbm, batch_size))
+                labels = Schema.load(model.folder).labels
+                if len(inputs) == 1 and not path_of(inputs[0]).is_file():
+                    dataset = open_dataset(inputs[0])
+                    check_same_ids(model.folder, dataset)
+                    batches = split_batches(Loader(dataset, split, batch_size=batch_size))
+                else:
+                    reader = RawReader(
+                        model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of
+                    )
+                    batches = raw_batches(reader)
         if dry_run:
             shown = ", ".join(inputs)
             if as_json:
                 print_json({"dry_run": True, "out": str(scores), "scores": 0, "bad_rows": 0, "model": model.version})
             else:
-                out().print(f"dry run: {shown} would be scored to {scores}. Nothing was written.", soft_wrap=True)
+                out().print(f"dry run: {shown} would be scored to {scores}. Nothing was written.")
             return
         with waiting("scoring"):
-            count = predict(model.learner, batches, scores, Schema.load(model.folder).labels)
+            count = predict(model.learner, batches, scores, labels)
     bad = 0 if reader is None else reader.quarantine.bad_rows
     if as_json:
         print_json({"dry_run": False, "out": str(scores), "scores": count, "bad_rows": bad, "model": model.version})
         return
     by = f", by the model {model.version}" if model.version else ""
-    out().print(f"{count:,} scores in {scores}{by}", soft_wrap=True)
+    out().print(f"{count:,} scores in {scores}{by}")
     if bad:
         err(always=True).print(f"{bad:,} rows could not be read and have no score")
 

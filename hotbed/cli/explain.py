@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from hotbed.cli.console import out, print_json, waiting
+from hotbed.cli.console import out, print_json, table_of_numbers, waiting
 from hotbed.cli.options import AsJson, RunPlace
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def explain_command(
         print_json(found.figures())
         return
     for line in explanation_lines(found):
-        out().print(line, soft_wrap=True, highlight=False)
+        out().print(line)
     _print_notes(found.notes)
 
 
@@ -89,9 +89,13 @@ def _number(text: str) -> int:
 
 def explanation_lines(found: Explanation) -> list[str]:
     """The explanation in lines."""
-    asked = found.asked
-    name = f"{asked.table} {asked.id}" if asked.value is None else f"{asked.table} {asked.value!r} (id {asked.id})"
-    name += f" ({asked.meaning})" if asked.meaning and asked.value is None else ""
+    request = found.request
+    name = (
+        f"{request.table} {request.id}"
+        if request.value is None
+        else f"{request.table} {request.value!r} (id {request.id})"
+    )
+    name += f" ({request.meaning})" if request.meaning and request.value is None else ""
     lines = [f"{name}, as of step {found.step:,} of {found.run}", f"  where    {_where(found)}"]
     norms = found.norms
     if norms is not None:
@@ -115,9 +119,9 @@ def _where(found: Explanation) -> str:
 
 
 def _gradient_line(found: Explanation) -> str:
-    gradient, asked = found.gradient, found.asked
+    gradient, request = found.gradient, found.request
     if gradient is None:
-        row = shlex.quote(f"{asked.table}={asked.id}")
+        row = shlex.quote(f"{request.table}={request.id}")
         return f"  gradient not recorded; `hotbed train --watch-rows {row}` records it"
     return f"  gradient last of norm {gradient.norm:.4g}, in step {gradient.step:,}; {gradient.updates:,} were recorded"
 
@@ -178,13 +182,9 @@ def _next_lines(found: Explanation) -> list[str]:
 
 
 def _top_table(table: str, rows: list[TopRow]) -> Table:
-    shown = Table(title=f"rows of {table}", title_justify="left")
-    headings = ("id", "lookups", "into the cache", "out of it")
-    for heading in headings:
-        shown.add_column(heading, justify="right")
-    known = any(row.meaning for row in rows)
-    if known:
-        shown.add_column("in the raw log")
+    known, meaning = any(row.meaning for row in rows), "in the raw log"
+    headings = ("id", "lookups", "into the cache", "out of it", *([meaning] if known else []))
+    shown = table_of_numbers(f"rows of {table}", *headings, left=(meaning,))
     for row in rows:
         numbers = (row.id, row.lookups, row.admissions, row.evictions)
         shown.add_row(*(f"{number:,}" for number in numbers), *([row.meaning] if known else []))
@@ -193,4 +193,4 @@ def _top_table(table: str, rows: list[TopRow]) -> Table:
 
 def _print_notes(notes: list[str]) -> None:
     for note in notes:
-        out().print(f"note: {note}", soft_wrap=True, highlight=False)
+        out().print(f"note: {note}")

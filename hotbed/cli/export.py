@@ -55,7 +55,7 @@ def export_command(
         if as_json:
             print_json({"dry_run": True, "out": str(target), "rows": {}, "orders": {}, "num_bytes": 0})
         else:
-            out().print(f"dry run: {run} would be exported to {target}. Nothing was written.", soft_wrap=True)
+            out().print(f"dry run: {run} would be exported to {target}. Nothing was written.")
         return
     with progress_bar("export", "rows") as report:
         done = export(run, target, options, report)
@@ -68,9 +68,6 @@ def export_command(
         err().print(
             f"rows of {', '.join(by_id)} are ordered by id, because their counts are in the dataset, which has moved; "
             "--data DATASET says where it is",
-            soft_wrap=True,
         )
     size = f"{sum(done.num_rows.values()):,} rows, " if rows != "none" else ""
-    out().print(
-        f"{size}{done.num_bytes / 1e6:,.1f} MB in {done.folder}; README.md there says how to use it", soft_wrap=True
-    )
+    out().print(f"{size}{done.num_bytes / 1e6:,.1f} MB in {done.folder}; README.md there says how to use it")

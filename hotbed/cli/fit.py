@@ -12,7 +12,7 @@ import typer
 
 from hotbed.cli.console import report_compiling
 from hotbed.cli.ranks import RunStart, join_ranks
-from hotbed.cli.settings import cache_flags, read_config, resumed_config
+from hotbed.cli.settings import read_config, resumed_config, settings_of_flags
 from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
 from hotbed.files import is_remote, path_of
@@ -80,24 +80,19 @@ def fit(
         quiet: print only the result.
     """
     with _FitGuard():
-        flags = {
-            "model.name": None if model is None else _name_of(model),
-            "data.path": None if data is None else str(data),
-            "train.epochs": epochs,
-            "train.device": device,
-            "train.seed": seed,
-            **cache_flags(cache, hbm),
-            "tables.memory": memory,
-            "tables.ssd": ssd,
-        }
-        given = {path: value for path, value in flags.items() if value is not None} | _flat(settings or {})
+        given = settings_of_flags(
+            model=None if model is None else _name_of(model),
+            data=None if data is None else str(data),
+            epochs=epochs, device=device, seed=seed, cache=cache, hbm=hbm, memory=memory, ssd=ssd,
+        )  # fmt: skip
+        given |= _flat(settings or {})
         place = None if out is None else path_of(out)
         if resume and place is None:
             raise ConfigError("resume=True continues the run in `out`; give its folder.")
         with join_ranks() as ranks, working_copy(place, resume=resume, overwrite=overwrite) as folder:
             source = None if warm_start is None else Path(warm_start)
-            manner = StartOptions(quiet, source, forecast and not resume, given=frozenset(given))
-            asked = None if folder is None else RunStart(folder, resume=resume, overwrite=overwrite)
+            options = StartOptions(quiet, source, forecast and not resume, given=frozenset(given))
+            start = None if folder is None else RunStart(folder, resume=resume, overwrite=overwrite)
             if resume and folder is not None:
                 if "model.name" in given and _is_model_of(folder, given["model.name"]):
                     del given["model.name"]  # the same model, perhaps named from another folder
@@ -106,7 +101,7 @@ def fit(
                 config = read_config(None, given, [])
             try:
                 with report_compiling(quiet or ranks.rank > 0) as compiled:
-                    trained = train_run(config, asked, ranks, manner, compiled)
+                    trained = train_run(config, start, ranks, options, compiled)
             except typer.Exit as stopped:
                 raise KeyboardInterrupt(
                     "training was interrupted and saved; fit(..., resume=True) continues it"

@@ -15,15 +15,12 @@ import sys
 import time
 from datetime import UTC, datetime
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from hotbed.cli.console import ResilientStream, finite
-
-if TYPE_CHECKING:
-    from hotbed.telemetry.log import Record
-    from hotbed.telemetry.observer import Progress
+from hotbed.telemetry.observer import Observer, Progress, Record
 
 _BETWEEN = 10.0  # seconds between two lines of progress of one thing
 _PREFIX = re.compile(r"(error|warning|note)(?:: | )", re.IGNORECASE)
@@ -54,23 +51,17 @@ class JsonConsole(Console):
         log_event("message", level, message=message[found.end() :] if found else message)
 
 
-class JsonLines:
+class JsonLines(Observer):
     """The Observer of training: all records."""
 
     def begin(self, progress: Progress, total_steps: int) -> None:
         log_event("begin", step=progress.step, samples=progress.samples, steps_planned=total_steps)
-
-    def step(self, progress: Progress) -> None:
-        """Records have the steps."""
 
     def record(self, record: Record) -> None:
         log_event(record["kind"], **{name: value for name, value in record.items() if name not in ("kind", "time")})
 
     def say(self, text: str) -> None:
         JsonConsole().print(text)
-
-    def end(self) -> None:
-        """Lines need no end."""
 
 
 class ProgressLines:

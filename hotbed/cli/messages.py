@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from hotbed.cli.console import err, out, print_calibration, print_more, result_table, waiting
+from hotbed.cli.console import err, out, print_calibration, print_more, result_table, table_of_numbers, waiting
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hotbed.data.dataset import Dataset
     from hotbed.run.config import RunConfig
-    from hotbed.train.build import Built
+    from hotbed.train.build import BuiltTraining
     from hotbed.train.loop import Training
 
 MOST_TABLES = 12
@@ -38,7 +38,6 @@ def warn_about_few_steps(training: Training, batch_size: int) -> None:
         err(always=True).print(
             f"note: {steps} of {batch_size:,} samples are few to learn from. Leave out data.batch_size (--batch-size) and "
             "train.epochs (--epochs): they are then chosen for the size of the log",
-            soft_wrap=True,
         )
 
 
@@ -48,7 +47,6 @@ def warn_about_no_valid(training: Training) -> None:
         err(always=True).print(
             f"note: there is no valid split to choose the best of {training.pace.epochs} epochs by; the last weights are kept, "
             "and may have learned train by heart. Prepare the data with one: --splits valid=0.1 takes a tenth of train files",
-            soft_wrap=True,
         )
 
 
@@ -75,7 +73,7 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
     if summary["ids"]:
         out().print(id_table(summary["ids"]))
     if summary["tiers"]:
-        out().print(tiers_text(summary["tiers"]), soft_wrap=True)
+        out().print(tiers_text(summary["tiers"]))
     rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
     steady = summary.get("steady_samples_per_s")
     after_start = f" ({steady:,.0f} after the start)" if steady else ""
@@ -84,12 +82,11 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
         f"on {summary['device']}"
     )
     kept = [_kept_weights(summary)] if summary["finished"] else []
-    out().print("\n".join([trained, *kept, page]), soft_wrap=True)
+    out().print("\n".join([trained, *kept, page]))
     if not summary["finished"]:
         err().print(
             f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Resume with: "
             f"hotbed train --resume {shlex.quote(str(folder))}",
-            soft_wrap=True,
         )
 
 
@@ -104,7 +101,6 @@ def print_suspicion(metrics_of_split: Mapping[str, Mapping[str, Any]], leaks: Ma
     drop = shlex.quote(",".join(leaks)) if leaks else "COLUMN"
     err().print(
         f"WARNING this AUC is hardly real: {why}. Prepare the data again with --drop {drop}",
-        soft_wrap=True,
         highlight=False,
     )
 
@@ -140,17 +136,17 @@ def print_forecast(config: RunConfig, dataset: Dataset, folder: Path, quiet: boo
     from hotbed.forecast.request import ForecastRequest
 
     with nullcontext() if quiet else waiting("forecasting"):
-        asked = ForecastRequest(config, dataset)
-        forecast = quick_forecast(asked)
+        request = ForecastRequest(config, dataset)
+        forecast = quick_forecast(request)
         if forecast is None:
             return
         write_forecast(folder, forecast)
         if forecast.traffic is not None:
-            write_misses(folder, asked)
+            write_misses(folder, request)
     if not quiet:
         taken = f"{in_words(forecast.bytes_of('device'))} on the device, {in_words(forecast.bytes_of('memory'))} of host memory"
         lines = [f"forecast: {taken}", forecast_text(forecast), *(f"may not fit: {one}" for one in forecast.problems)]
-        err().print("\n".join(line for line in lines if line), soft_wrap=True)
+        err().print("\n".join(line for line in lines if line))
 
 
 def compare_forecast(summary: dict[str, Any], folder: Path, device: torch.device) -> str:
@@ -173,7 +169,7 @@ def compare_forecast(summary: dict[str, Any], folder: Path, device: torch.device
     return f"forecast / truth: {', '.join(parts)}{hint}" if any(one.forecast is not None for one in found) else ""
 
 
-def describe_start(built: Built) -> str:
+def describe_start(built: BuiltTraining) -> str:
     from hotbed.train.run import cache_sizes
 
     training, subject = built.training, built.subject
@@ -240,9 +236,11 @@ def as_run_file(config: RunConfig) -> str:
 
 def tiers_text(tiers: Mapping[str, Any]) -> str:
     """The `tiers` of a summary in words."""
-    asked, rate = tiers["from_memory"] + tiers["from_ssd"], tiers["memory_hit_rate"]
+    requested, rate = tiers["from_memory"] + tiers["from_ssd"], tiers["memory_hit_rate"]
     found = (
-        f"{100 * rate:.1f} % of {asked:,} rows requested below the device were in memory; " if rate is not None else ""
+        f"{100 * rate:.1f} % of {requested:,} rows requested below the device were in memory; "
+        if rate is not None
+        else ""
     )
     return (
         f"memory: {found}{in_words(tiers['memory_bytes'])} of {in_words(tiers['memory_budget'])} taken\n"
@@ -254,10 +252,7 @@ def tiers_text(tiers: Mapping[str, Any]) -> str:
 
 def id_table(ids: Mapping[str, Mapping[str, int]]) -> Table:
     """The `ids` of a summary: one row per table, most rows first, and their sum."""
-    table = Table(title="dynamic ids", title_justify="left")
-    table.add_column("")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    table = table_of_numbers("dynamic ids", "", *COLUMNS, left=("",))
     order = sorted(ids, key=lambda name: -ids[name]["rows"])
     for name in order[:MOST_TABLES]:
         table.add_row(name, *(f"{ids[name][column]:,}" for column in COLUMNS))

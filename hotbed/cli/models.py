@@ -30,8 +30,8 @@ def models_command(as_json: AsJson = False) -> None:
         table.add_row(card.name, card.summary, card.width, options or "-", card.reference)
     out().print(table)
     for name in own_names():
-        out().print(f"{name}: {read_source(name).name}, from an installed package", soft_wrap=True)
-    out().print("a model of your own: --model my_model.py:MyModel (docs/own-models.md)", soft_wrap=True)
+        out().print(f"{name}: {read_source(name).name}, from an installed package")
+    out().print("a model of your own: --model my_model.py:MyModel (docs/own-models.md)")
 
 
 def _shown(value: object) -> str:

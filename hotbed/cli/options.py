@@ -69,6 +69,13 @@ ReadCache = Annotated[
         help="Local disk for copies of what is read from a store (s3://, gs://, ...); 0: none. Left out: 10GiB.",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Workers: threads of prepare, left out one per core, if --memory allows it; processes of serve, left out one.",
+    ),
+]
 Checkpoints = Annotated[
     Path, typer.Argument(metavar="CHECKPOINTS", help="A run folder, a folder of checkpoints, or one checkpoint.")
 ]
@@ -135,7 +142,7 @@ Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the result as a page, with the curve of every table.")
 ]
 Curve = Annotated[
-    bool | None, typer.Option(help="Plot miss ratios over the size of the cache; `plan` does unless told otherwise.")
+    bool | None, typer.Option(help="Plot miss ratios over the size of the cache; `plan` does so by default.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON; its schema: docs/json.md.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]

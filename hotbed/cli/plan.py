@@ -9,28 +9,10 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hotbed.cli.console import err, out, print_json
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CacheBytes,
-    CachePolicy,
-    CacheShare,
-    Curve,
-    Data,
-    DataPlace,
-    Device,
-    Dim,
-    Html,
-    Memory,
-    ModelName,
-    Ranks,
-    RowOptimizer,
-    Sets,
-    Ssd,
-)
+from hotbed.cli import options as opt
+from hotbed.cli.console import err, out, print_json, table_of_numbers
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import one_dataset, open_dataset, read_config, suited_config
+from hotbed.cli.settings import one_dataset, open_dataset, read_config, settings_of_flags, suited_config
 from hotbed.host.memory import in_words
 from hotbed.run.run_file import given_settings
 
@@ -44,20 +26,20 @@ _CALIBRATE = ("auto", "again", "no")
 
 
 def plan_command(
-    place: DataPlace = None,
-    data: Data = None,
-    hbm: CacheBytes = None,
-    cache: CacheShare = None,
-    memory: Memory = None,
-    ssd: Ssd = None,
-    model: ModelName = None,
-    batch_size: BatchSize = None,
-    dim: Dim = None,
-    optimizer: RowOptimizer = None,
-    policy: CachePolicy = None,
-    ranks: Ranks = None,
-    device: Device = None,
-    sets: Sets = [],  # noqa: B006  never changed
+    place: opt.DataPlace = None,
+    data: opt.Data = None,
+    hbm: opt.CacheBytes = None,
+    cache: opt.CacheShare = None,
+    memory: opt.Memory = None,
+    ssd: opt.Ssd = None,
+    model: opt.ModelName = None,
+    batch_size: opt.BatchSize = None,
+    dim: opt.Dim = None,
+    optimizer: opt.RowOptimizer = None,
+    policy: opt.CachePolicy = None,
+    ranks: opt.Ranks = None,
+    device: opt.Device = None,
+    sets: opt.Sets = [],  # noqa: B006  never changed
     what_if: list[str] = typer.Option(
         [],
         "--what-if",
@@ -67,9 +49,9 @@ def plan_command(
         "auto",
         help="auto: measure this machine unless it has been measured; again: always measure; no: leave speed out.",
     ),
-    curve: Curve = None,
-    html: Html = None,
-    as_json: AsJson = False,
+    curve: opt.Curve = None,
+    html: opt.Html = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Forecast what a run needs and how fast it will be, without training.
 
@@ -95,12 +77,10 @@ def plan_command(
     if calibrate not in _CALIBRATE:
         raise ConfigError(f"--calibrate is one of {', '.join(_CALIBRATE)}, not {calibrate!r}")
     data, curve = one_dataset(place, data), curve is not False
-    given: dict[str, Any] = {
-        "data.path": data, "model.name": model, "model.dim": dim, "data.batch_size": batch_size, "tables.hbm": hbm,
-        "tables.cache": cache, "tables.memory": memory, "tables.ssd": ssd, "tables.optimizer": optimizer,
-        "tables.policy": policy, "train.device": device,
-    }  # fmt: skip
-    given = {path: value for path, value in given.items() if value is not None}
+    given = settings_of_flags(
+        data=data, model=model, dim=dim, batch_size=batch_size, hbm=hbm, cache=cache, memory=memory, ssd=ssd,
+        optimizer=optimizer, policy=policy, device=device,
+    )  # fmt: skip
     dataset = open_dataset(data)
     config = suited_config(read_config(None, given, sets), given_settings(None, given, sets), dataset, lambda _: None)
     with err().status("simulating and measuring"):
@@ -108,58 +88,56 @@ def plan_command(
         from hotbed.forecast.request import ForecastRequest
         from hotbed.forecast.what_if import advise, parse_variation, vary
 
-        asked = ForecastRequest(config, dataset, ranks or 1, calibrate)
+        request = ForecastRequest(config, dataset, ranks or 1, calibrate)
         changes = [parse_variation(text) for text in what_if]
-        forecast = make_forecast(asked)
-        tables = {change.name: vary(asked, change) for change in changes}
-        advice = advise(asked, forecast)
-        curves = _curves(asked, forecast, html is not None) if curve or html is not None else None
+        forecast = make_forecast(request)
+        tables = {change.name: vary(request, change) for change in changes}
+        advice = advise(request, forecast)
+        curves = _curves(request, html is not None) if curve or html is not None else None
     if html is not None:
-        _write_page(html, asked, forecast, curves)
+        _write_page(html, request, forecast, curves)
     if as_json:
         figures = {**forecast.figures(), "recommendation": None if advice is None else advice._asdict()}
         figures["what_if"] = {name: {value: one.figures() for value, one in found} for name, found in tables.items()}
         print_json({**figures, **({} if curves is None else curves.figures())})
     else:
         out().print(parts_table(forecast))
-        out().print(forecast_text(forecast), soft_wrap=True)
+        out().print(forecast_text(forecast))
         for name, found in tables.items():
             out().print(change_table(name, found))
             if unfit := unfit_text(name, found):
-                out().print(unfit, soft_wrap=True)
+                out().print(unfit)
         if curves is not None:
             out().print(curve_text(curves))
         if advice is not None:
-            out().print(advice_text(advice), soft_wrap=True)
+            out().print(advice_text(advice))
     if forecast.problems:
         for problem in forecast.problems:
-            err().print(f"does not fit, because {problem}", soft_wrap=True)
+            err().print(f"does not fit, because {problem}")
         raise typer.Exit(ExitCode.DOES_NOT_FIT)
 
 
-def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:
+def _curves(request: ForecastRequest, tables: bool) -> Curves:
     """Miss curves of the run's policy, of LRU and of the optimum."""
     from hotbed.forecast.curves import curves_of
 
-    given = asked.config.tables
-    return curves_of(asked.given, asked.replay, [given.policy], asked.ahead, tables=tables, warmup=given.warmup)
+    given = request.config.tables
+    return curves_of(request.given, request.replay, [given.policy], request.ahead, tables=tables, warmup=given.warmup)
 
 
-def _write_page(path: Path, asked: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
+def _write_page(path: Path, request: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
     from hotbed.forecast.page import forecast_section, write_curves
 
     assert curves is not None, "a page has curves"
     before = forecast_section(forecast.figures())
-    write_curves(path, asked.config.data.path, curves, forecast.setting["slots"], before)
+    write_curves(path, request.config.data.path, curves, forecast.setting["slots"], before)
 
 
 def parts_table(forecast: Forecast) -> Table:
     """The bytes of every tier."""
     setting = forecast.setting
     title = f"{setting['model']} on {setting['data']}: {setting['rows']:,} rows of {setting['record_bytes']} bytes"
-    table = Table(title=title, title_justify="left")
-    for heading, justify in (("tier", "left"), ("what", "left"), ("bytes", "right"), ("", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table = table_of_numbers(title, "tier", "what", "bytes", "", left=("tier", "what", ""))
     for tier in ("device", "memory", "ssd"):
         parts = [part for part in forecast.parts if part.tier == tier]
         for number, part in enumerate(parts):

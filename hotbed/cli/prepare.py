@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotbed.cli.console import (
-    compiled_text,
     err,
     fail,
     is_log_json,
     live,
-    out,
     print_json,
     print_progress,
     report_compiling,
 )
-from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, RayCluster, ReadCache, share, words
-from hotbed.cli.prepare_hints import hints
+from hotbed.cli.options import (
+    AsJson,
+    DryRun,
+    MaxBad,
+    Memory,
+    Out,
+    Overwrite,
+    RayCluster,
+    ReadCache,
+    Workers,
+    share,
+    words,
+)
+from hotbed.cli.prepare_report import figures_of, print_columns, print_report
 from hotbed.errors import ConfigError, ExitCode, HotbedError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import PrepareProgress
-    from hotbed.data.prepare.prepare import FirstLook, PrepareReport
-    from hotbed.host.compiling import CompileReport
 
 
 def prepare_command(
@@ -88,6 +96,14 @@ def prepare_command(
             metavar="COLUMN:SEP:N[:first]",
             help="A column with ids in order, such as a history, and how many of a row are kept: 'history:|:50' keeps the "
             "last 50, 'history:|:50:first' the first. A column of lists: 'history::50'. Repeatable.",
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=OTHER",
+            help="Two columns with the same ids get one vocabulary and one table: 'history=item' lets history read the rows of "
+            "item, as attention over a history needs. Repeatable.",
         ),
     ] = None,
     task: Annotated[
@@ -154,10 +170,7 @@ def prepare_command(
         typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Left out: found in the header."),
     ] = None,
     memory: Memory = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Worker threads. Left out: one per core, if --memory allows it."),
-    ] = None,
+    workers: Workers = None,
     ray: RayCluster = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -193,56 +206,39 @@ def prepare_command(
     set_read_cache(read_cache)
     if out_dir is None:
         raise ConfigError("--out DIR is needed: the dataset folder to write.")
-    if dry_run:
-        _show_columns(
-            look_at(
-                raw,
-                format=format,
-                label=label,
-                positive=positive,
-                dense=words(dense),
-                ids=words(ids),
-                multi=dict(_multi(one) for one in multi or ()),
-                sequence=sequence or (),
-                task=task or (),
-                weight=weight,
-                drop=words(drop),
-                integers=integers,
-                time_column=time,
-                time_features=words(time_features),
-                max_bad=max_bad,
-                delimiter="\t" if delimiter == "\\t" else delimiter,
-            ),
-            out_dir,
-            as_json,
-        )
-        return
     try:
+        columns: dict[str, Any] = {
+            "format": format,
+            "label": label,
+            "positive": positive,
+            "dense": words(dense),
+            "ids": words(ids),
+            "multi": dict(_multi(one) for one in multi or ()),
+            "sequence": sequence or (),
+            "share": dict(_shared(one) for one in share or ()),
+            "task": task or (),
+            "weight": weight,
+            "drop": words(drop),
+            "integers": integers,
+            "time_column": time,
+            "time_features": words(time_features),
+            "max_bad": max_bad,
+            "delimiter": "\t" if delimiter == "\\t" else delimiter,
+        }
+        if dry_run:
+            print_columns(look_at(raw, **columns), out_dir, as_json)
+            return
         _check_alone()
         with _progress_bar() as progress, report_compiling() as compiled:
             report = prepare(
                 raw,
                 out_dir,
-                format=format,
-                label=label,
-                positive=positive,
-                dense=words(dense),
-                ids=words(ids),
-                multi=dict(_multi(one) for one in multi or ()),
-                sequence=sequence or (),
-                task=task or (),
-                weight=weight,
-                drop=words(drop),
-                integers=integers,
+                **columns,
                 split=splits,
-                time_column=time,
-                time_features=words(time_features),
                 keep_negatives=1.0 if keep_negatives is None else keep_negatives,
                 min_count=min_count,
                 ids_mode=ids_mode,
                 hash_rows=hash_rows,
-                max_bad=max_bad,
-                delimiter="\t" if delimiter == "\\t" else delimiter,
                 memory=memory or MEMORY,
                 workers=workers,
                 overwrite=overwrite,
@@ -256,41 +252,9 @@ def prepare_command(
         stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir)}"
         raise typer.Exit(fail(stopped, ExitCode.INTERRUPTED)) from None
     if as_json:
-        print_json(_figures(report))
+        print_json(figures_of(report))
     else:
-        _show(report, compiled)
-
-
-def _figures(report: PrepareReport) -> dict[str, Any]:
-    """The report as JSON has it."""
-    splits = {name: {"rows": one.rows, "positives": one.positives} for name, one in report.schema.splits.items()}
-    features = [
-        {"name": one.name, "rows": one.rows, "distinct": one.distinct, "multi": bool(one.multi)}
-        for one in report.schema.features
-    ]
-    return {
-        "dry_run": False,
-        "out": str(report.path),
-        "splits": splits,
-        "features": features,
-        "dense": [one.name for one in report.schema.dense],
-        "bad_rows": dict(report.bad_rows),
-        "left_out": report.left_out,
-        "raw_bytes": report.raw_bytes,
-        "seconds": report.seconds,
-    }
-
-
-def _show_columns(found: FirstLook, out_dir: Path, as_json: bool) -> None:
-    """How the columns would be read, by the first rows."""
-    layout = found.layout
-    dense, ids = [one.name for one in layout.dense], [one.name for one in layout.features]
-    if as_json:
-        features = [{"name": name, "rows": None, "distinct": None, "multi": None} for name in ids]
-        print_json({"dry_run": True, "out": str(out_dir), "splits": {}, "features": features, "dense": dense})
-        return
-    said = [f"dry run: label {layout.label}", f"numbers: {', '.join(dense) or '-'}", f"ids: {', '.join(ids) or '-'}"]
-    out().print("\n".join([*said, f"{out_dir} would be written. Nothing was written."]), soft_wrap=True)
+        print_report(report, compiled)
 
 
 def _check_alone() -> None:
@@ -318,6 +282,13 @@ def _multi(text: str) -> tuple[str, str]:
     return name, separator
 
 
+def _shared(text: str) -> tuple[str, str]:
+    name, equals, owner = text.partition("=")
+    if not equals or not name or not owner:
+        raise ConfigError(f"--share {text!r} is not COLUMN=OTHER, such as 'history=item'.")
+    return name, owner
+
+
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
     if is_log_json():
@@ -342,87 +313,3 @@ def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
 
         with live(bar.console):
             yield update
-
-
-_SOME_PAIRS = 0.001
-
-
-def _show_collisions(report: PrepareReport) -> None:
-    """How many ids are expected to share a row or an id by chance."""
-    from hotbed.data.hash import expected_collisions, expected_sharing
-
-    for feature in report.schema.features:
-        if feature.mode == "hash" and feature.distinct > 1:
-            sharing = expected_sharing(feature.distinct, feature.rows)
-            out().print(
-                f"{feature.name}: about {sharing:,.0f} of its {feature.distinct:,} ids share one of {feature.rows:,} rows with "
-                "another id (--hash-rows)",
-                soft_wrap=True,
-            )
-        if feature.source == "string" and (pairs := expected_collisions(feature.distinct)) >= _SOME_PAIRS:
-            out().print(
-                f"{feature.name}: strings are hashed to 64-bit ids; of {feature.distinct:,} strings longer than 8 bytes, "
-                f"about {pairs:.2g} pairs share an id",
-                soft_wrap=True,
-            )
-
-
-def _show(report: PrepareReport, compiled: CompileReport) -> None:
-    from rich.table import Table
-
-    schema = report.schema
-    console = out()
-    splits = Table("split", "rows", "positive", "files", title=str(report.path), title_justify="left")
-    for name, split in schema.splits.items():
-        share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
-        splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
-    console.print(splits)
-    shared = any(feature.mode == "vocabulary" and feature.unlisted_lookups for feature in schema.features)
-    features = Table(
-        "feature", "distinct ids in train", "table rows", *(["lookups of row 0"] if shared else []), "made of"
-    )
-    for feature in schema.features:
-        made = f"{feature.source}s, many per row" if feature.multi else feature.source
-        if feature.length:
-            made = f"{feature.source}s in order, the {feature.keep} {feature.length} of a row"
-        shown = "dynamic" if feature.mode == "raw" else f"{feature.rows:,}"
-        about = "about " if feature.counting == "sketch" else ""
-        unknown = feature.unlisted_lookups / max(feature.lookups, 1) if feature.mode == "vocabulary" else 0.0
-        unknown_shown = [f"{unknown:.1%}" if unknown else ""] if shared else []
-        features.add_row(feature.name, f"{about}{feature.distinct:,}", shown, *unknown_shown, made)
-    if schema.features:
-        console.print(features)
-    for feature in schema.features:
-        if feature.counting == "sketch":
-            console.print(
-                f"{feature.name}: too many distinct ids for --memory; only ids that occur more than {feature.count_error:,} "
-                "times are listed",
-                soft_wrap=True,
-            )
-    _show_collisions(report)
-    if schema.dense:
-        numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
-        console.print(f"numbers: {numbers}", soft_wrap=True)
-        if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
-            console.print("(log) integers, read as quantities; name those that are ids with --ids A,B", soft_wrap=True)
-    if schema.tasks:
-        shown = ", ".join(f"{one.name} ({one.kind})" for one in schema.tasks)
-        console.print(f"further labels: {shown}; `hotbed train --model mmoe` learns them too", soft_wrap=True)
-    if report.bad_rows:
-        bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
-        for reason, rows in report.bad_rows.items():
-            bad.add_row(f"{rows:,}", reason)
-        console.print(bad)
-    else:
-        console.print("no bad rows")
-    if report.left_out:
-        console.print(f"{report.left_out:,} good rows are in no split (see --splits)")
-    seconds = max(report.seconds - compiled.seconds, 1e-9)
-    megabytes = report.raw_bytes / 1e6
-    console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
-    if compiled.kernels:
-        console.print(compiled_text(compiled), soft_wrap=True)
-    for line in hints(report):
-        err().print(line, soft_wrap=True, highlight=False)
-    dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
-    console.print(f"next: hotbed train --data {report.path}{dynamic}", soft_wrap=True)

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hotbed.cli.console import in_digits, is_log_json, is_verbose, live
+from hotbed.telemetry.observer import Observer, Record
+from hotbed.telemetry.observer import Progress as Position
 
 if TYPE_CHECKING:
     from hotbed.telemetry.clock import StepClock
-    from hotbed.telemetry.log import Record
-    from hotbed.telemetry.observer import Observer
-    from hotbed.telemetry.observer import Progress as Position
     from hotbed.telemetry.prometheus import MetricsServer
     from hotbed.telemetry.spans import TraceWriter
 
@@ -40,7 +39,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-class LiveBar:
+class LiveBar(Observer):
     """A bar with samples/s, loss, running AUC and time left."""
 
     def __init__(self, console: Console) -> None:
@@ -80,7 +79,7 @@ class LiveBar:
         self._bar.stop()
 
 
-class PlainLines:
+class PlainLines(Observer):
     """Every evaluation, and a training line at most every ten seconds."""
 
     def __init__(self, console: Console, every_seconds: float = 10.0) -> None:
@@ -93,9 +92,6 @@ class PlainLines:
 
         self._total, self._first_step, self._began = total_steps, progress.step, time.monotonic()
         self._compiled = CompileReport()
-
-    def step(self, progress: Position) -> None:
-        """Nothing is printed for a single step."""
 
     def record(self, record: Record) -> None:
         now, step = time.monotonic(), record["step"]
@@ -112,33 +108,18 @@ class PlainLines:
         self.say(f"epoch {record['epoch']}, step {step:,}{of_all}: {facts(record)}{left}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
-
-    def end(self) -> None:
-        """Lines need no end."""
+        self._console.print(text)
 
 
-class Warnings:
+class Warnings(Observer):
     """The display of a rank other than 0: warnings only."""
 
     def __init__(self, console: Console, who: str) -> None:
         self._console, self._who = console, who
 
-    def begin(self, progress: Position, total_steps: int) -> None:
-        """Only rank 0 reports it."""
-
-    def step(self, progress: Position) -> None:
-        """Only rank 0 reports it."""
-
-    def record(self, record: Record) -> None:
-        """Only rank 0 reports it."""
-
     def say(self, text: str) -> None:
         if text.startswith("warning"):
-            self._console.print(f"{self._who}{text}", soft_wrap=True)
-
-    def end(self) -> None:
-        """Nothing is open."""
+            self._console.print(f"{self._who}{text}")
 
 
 def progress_display(console: Console) -> Observer:
@@ -196,16 +177,16 @@ class Watchers(NamedTuple):
 
 
 @contextmanager
-def open_watchers(asked: WatchOptions, say: Callable[[str], None]) -> Iterator[Watchers]:
+def open_watchers(options: WatchOptions, say: Callable[[str], None]) -> Iterator[Watchers]:
     """Open the port before anything is built; it is freed however the run ends."""
-    if asked.metrics_port is None and asked.trace is None:
+    if options.metrics_port is None and options.trace is None:
         yield Watchers()
         return
     from hotbed.telemetry.prometheus import MetricsServer
     from hotbed.telemetry.spans import TraceWriter, parse_steps
 
-    writer = None if asked.trace is None else TraceWriter(asked.trace, parse_steps(asked.trace_steps))
-    server = None if asked.metrics_port is None else MetricsServer(asked.metrics_host, asked.metrics_port)
+    writer = None if options.trace is None else TraceWriter(options.trace, parse_steps(options.trace_steps))
+    server = None if options.metrics_port is None else MetricsServer(options.metrics_host, options.metrics_port)
     try:
         if server is not None:
             say(f"metrics: {server.url}")

@@ -113,7 +113,7 @@ class TorchrunRanks:
         """Whether an earlier attempt started or resumed the run in this folder."""
         return self._noted("begun") == str(run)
 
-    def start(self, asked: RunStart | None, fresh: Path) -> RunStart:
+    def start(self, requested: RunStart | None, fresh: Path) -> RunStart:
         """The requested folder, else a new one; a run that an earlier attempt started is continued.
 
         A folder that an earlier attempt was refused is refused again: it may belong to somebody else.
@@ -121,7 +121,7 @@ class TorchrunRanks:
         from hotbed.run.folder import check_free
         from hotbed.train.checkpoint import has_checkpoint
 
-        start = asked or RunStart(Path(self.run) if self.run else fresh)
+        start = requested or RunStart(Path(self.run) if self.run else fresh)
         if self.has_begun(start.run) and start.run.is_dir():
             start = RunStart(start.run, resume=has_checkpoint(start.run), overwrite=not has_checkpoint(start.run))
         if not start.resume:

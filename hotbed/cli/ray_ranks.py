@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from hotbed.cli.console import print_progress
 from hotbed.errors import ConfigError, RankError
-from hotbed.host.ray_cluster import connect_ray
+from hotbed.host.extras import connect_ray
 
 _POLL = 0.2  # seconds
 _PLACED_WITHIN = 300.0

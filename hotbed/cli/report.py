@@ -53,7 +53,7 @@ def report_command(
         if as_json:
             print_json({"dry_run": True, "page": planned, "runs": [str(run) for run in runs]})
         else:
-            out().print(f"dry run: {planned} would be written. Nothing was written.", soft_wrap=True)
+            out().print(f"dry run: {planned} would be written. Nothing was written.")
         return
     if analyze:
         for run in runs:
@@ -68,7 +68,7 @@ def report_command(
     if as_json:
         print_json({"dry_run": False, "page": str(written), "runs": [str(run) for run in runs]})
         return
-    out().print(f"report: {written}", soft_wrap=True)
+    out().print(f"report: {written}")
 
 
 def analyze_run(run: Path) -> None:
@@ -78,10 +78,9 @@ def analyze_run(run: Path) -> None:
             from hotbed.cli.evaluate import SCORE_BATCH, ModelOptions, open_model
             from hotbed.cli.settings import open_dataset
             from hotbed.data.loader.loader import Loader
-            from hotbed.run.files import write_text
-            from hotbed.run.folder import find_data_or_say
+            from hotbed.run.folder import find_data_or_say, write_text
             from hotbed.run.model_card import read_card
-            from hotbed.train.analysis import analyze
+            from hotbed.train.evaluation import analyze
             from hotbed.train.model_folder import check_same_ids
 
             dataset = open_dataset(find_data_or_say(read_card(run / "model")["dataset"], run))

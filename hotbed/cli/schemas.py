@@ -90,6 +90,7 @@ SCHEMAS: dict[str, Schema] = {
                         "rows": _is("integer|null", "Rows of its table; null in a dry run and for dynamic ids."),
                         "distinct": _is("integer|null", "Distinct ids in train; null in a dry run."),
                         "multi": _is("boolean|null", "Whether a row holds several ids; null in a dry run."),
+                        "table": _is("string", "Its table: its own name, or that of --share."),
                     }
                 ),
                 "The columns that are ids.",
@@ -187,7 +188,7 @@ SCHEMAS: dict[str, Schema] = {
             "speed": _is("object|null", "Seconds of a step and its parts; null without calibration."),
             "problems": _list(_TEXT, "Why it does not fit; empty if it does."),
             "recommendation": _is("object|null", "A cache that fits and misses hardly more rows."),
-            "what_if": _is("object", "The same figures for every other value asked for."),
+            "what_if": _is("object", "The same figures for every value of --what-if."),
         }
     ),
     "simulate": _object(

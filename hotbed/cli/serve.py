@@ -7,9 +7,11 @@ from pathlib import Path
 import typer
 
 from hotbed.cli.console import report_compiling, waiting
-from hotbed.cli.options import Memory, ModelPlace, ReadCache
+from hotbed.cli.options import Memory, ModelPlace, ReadCache, Workers
 from hotbed.errors import ConfigError
 from hotbed.host.extras import how_to_install
+
+_MOST_WORKERS = 256
 
 
 def serve_command(
@@ -19,7 +21,8 @@ def serve_command(
     ),
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0: any free port."),
     memory: Memory = None,
-    threads: int = typer.Option(2, min=1, max=256, help="Threads that score."),
+    workers: Workers = None,
+    threads: int = typer.Option(2, min=1, max=256, help="Threads that score, in each process."),
     scratch: Path | None = typer.Option(
         None, help="Folder on a local disk for rows of checkpoints. Left out: the folder of MODEL."
     ),
@@ -52,7 +55,7 @@ def serve_command(
     r"""Score over HTTP: POST /score, with a page at / that explains it; also the Open Inference Protocol (/v2).
 
     Rows stay in their files, so tables may be larger than memory; --memory, left out 100MB, is for cached rows and their
-    index. New checkpoints of the run are loaded while requests
+    index, and several --workers divide it. New checkpoints of the run are loaded while requests
     are answered. Needs the packages of the extra `serve`: in a clone, `pip install '.\[serve]'`.
 
     [bold]For example:[/bold]
@@ -60,6 +63,8 @@ def serve_command(
     hotbed serve runs/demo
 
     hotbed serve runs/demo --port 9000 --memory 1GB --max-candidates 1000
+
+    hotbed serve runs/demo --workers 4 --memory 400MB
 
     hotbed serve runs/demo --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
@@ -86,11 +91,13 @@ def serve_command(
     name = model_name or model.name or model.resolve().name
     if "/" in name:
         raise ConfigError(f"--model-name {name} is part of a path, /v2/models/NAME; it must not have a slash")
+    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+        raise ConfigError(f"--workers {workers}: there must be 1 to {_MOST_WORKERS} processes")
     access = read_access(token_file, tls_cert, tls_key)
     from hotbed.files.settings import set_read_cache
     from hotbed.run.remote_folder import local_copy
 
     set_read_cache(read_cache)
     with report_compiling():
-        storage = ModelStorage(name, memory or "100MB", scratch, threads, poll, mapped)
+        storage = ModelStorage(name, memory or "100MB", scratch, threads, poll, mapped, workers or 1)
         serve(local_copy(model), Address(host, port), storage, limits, access)

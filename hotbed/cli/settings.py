@@ -15,6 +15,35 @@ if TYPE_CHECKING:
     from hotbed.run.config import RunConfig
 
 DEFAULT_DATA = DataConfig().path  # of `hotbed train`
+_FLAGS = {  # flag -> setting; all commands that train, or forecast training
+    "data": "data.path",
+    "batch_size": "data.batch_size",
+    "model": "model.name",
+    "dim": "model.dim",
+    "optimizer": "tables.optimizer",
+    "lr": "tables.lr",
+    "memory": "tables.memory",
+    "ssd": "tables.ssd",
+    "policy": "tables.policy",
+    "dynamic": "tables.dynamic",
+    "admit": "tables.admit",
+    "expire": "tables.expire",
+    "dense_lr": "dense.lr",
+    "device": "train.device",
+    "epochs": "train.epochs",
+    "seed": "train.seed",
+    "positive_weight": "train.positive_weight",
+    "checkpoint_every": "train.checkpoint_every",
+    "follow": "follow.source",
+    "checkpoint_minutes": "follow.checkpoint_minutes",
+    "stop_when_idle": "follow.idle_seconds",
+    "k_step": "parallel.k_step",
+    "merge": "parallel.merge",
+    "scale_lr": "parallel.scale_lr",
+    "overlap": "parallel.overlap",
+    "delay": "parallel.delay",
+    "across_only": "parallel.across_only",
+}
 # All other settings are fixed on --resume: changing them would make it a different run.
 _RESUME_MAY_CHANGE = {
     "data.path",  # its content must be the same
@@ -67,13 +96,17 @@ def one_dataset(place: str | None, option: str | None) -> str:
     return place or option or DEFAULT_DATA
 
 
-def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
-    """One flag alone replaces whatever a run file says about the size of the cache."""
+def settings_of_flags(*, cache: float | None = None, hbm: str | None = None, **flags: Any) -> dict[str, Any]:
+    """The settings by path, of the flags that are given.
+
+    One of `cache` and `hbm` alone replaces whatever a run file says about the size of the cache.
+    """
     if cache is not None and hbm is None:
-        return {"tables.cache": cache, "tables.hbm": ""}
-    if hbm is not None and cache is None:
-        return {"tables.cache": 0.0, "tables.hbm": hbm}
-    return {"tables.cache": cache, "tables.hbm": hbm}
+        hbm = ""
+    elif hbm is not None and cache is None:
+        cache = 0.0
+    found = {_FLAGS[name]: value for name, value in flags.items()} | {"tables.cache": cache, "tables.hbm": hbm}
+    return {path: value for path, value in found.items() if value is not None}
 
 
 def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
@@ -112,7 +145,7 @@ def with_source(config: RunConfig) -> RunConfig:
     if kept:
         if has_changed(name, kept):
             err(always=True).print(
-                f"{name} has changed since this run began; the run continues with its original model.", soft_wrap=True
+                f"{name} has changed since this run began; the run continues with its original model."
             )
         return config
     model = dataclasses.replace(config.model, name=place_of(name), source=read_source(name)._asdict())

@@ -12,23 +12,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hotbed.cli import options as shared
-from hotbed.cli.console import err, out, print_json
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CachePolicies,
-    CacheShares,
-    Curve,
-    Data,
-    DataPlace,
-    Html,
-    Seed,
-    Sets,
-    Split,
-    Window,
-    words,
-)
+from hotbed.cli import options as opt
+from hotbed.cli.console import err, out, print_json, table_of_numbers
+from hotbed.cli.options import words
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import one_dataset, open_dataset
 from hotbed.host.memory import parse_share, percent_hint
@@ -38,9 +24,8 @@ from hotbed.run.config_check import raise_problems
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
     from hotbed.forecast.curves import Curves
-    from hotbed.forecast.id_file import TraceSource
     from hotbed.forecast.replay import LookAhead, Replay
-    from hotbed.forecast.trace import Trace
+    from hotbed.forecast.trace import Trace, TraceSource
 
 _SETTINGS = {
     "data.batch_size": "batch_size",
@@ -55,21 +40,21 @@ _SETTINGS = {
 
 
 def simulate_command(
-    place: DataPlace = None,
-    data: Data = None,
-    cache: CacheShares = None,
-    batch_size: BatchSize = None,
-    policy: CachePolicies = None,
-    window: Window = None,
-    look_ahead: shared.LookAhead = None,
-    split: Split = None,
+    place: opt.DataPlace = None,
+    data: opt.Data = None,
+    cache: opt.CacheShares = None,
+    batch_size: opt.BatchSize = None,
+    policy: opt.CachePolicies = None,
+    window: opt.Window = None,
+    look_ahead: opt.LookAhead = None,
+    split: opt.Split = None,
     shuffle: Annotated[bool, typer.Option(help="Read in the order of a run's first epoch, or as on disk.")] = True,
-    seed: Seed = None,
+    seed: opt.Seed = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Read at most this many batches.")] = None,
-    sets: Sets = [],  # noqa: B006  never changed
-    curve: Curve = None,
-    html: Html = None,
-    as_json: AsJson = False,
+    sets: opt.Sets = [],  # noqa: B006  never changed
+    curve: opt.Curve = None,
+    html: opt.Html = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
@@ -121,13 +106,13 @@ def simulate_command(
         given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
         sizes, refused = _sizes_that_fit(given.trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
-        asked = _SimulationRequest(
+        request = _SimulationRequest(
             given, policies, LookAhead(options["window"], options["look_ahead"]), options["warmup"]
         )
-        outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
-        curves = asked.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
+        outcomes = request.run(sizes, lambda done: bar.update(running, completed=done))
+        curves = request.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
     for message in refused:
-        err().print(f"left out: {message}", soft_wrap=True)
+        err().print(f"left out: {message}")
     if html is not None and curves is not None:
         from hotbed.forecast.page import write_curves
 
@@ -139,7 +124,7 @@ def simulate_command(
         out().print(_table(given.trace, outcomes))
         if "static" in policies or options["warmup"]:
             which = "" if options["warmup"] else "static: "
-            out().print(f"{which}rows loaded before the first batch count as misses", soft_wrap=True)
+            out().print(f"{which}rows loaded before the first batch count as misses")
         if curves is not None:
             out().print(curve_text(curves))
 
@@ -232,7 +217,7 @@ class _TraceInput:
     seed: int
 
     def read(self, progress: Callable[[int, int], None]) -> TraceSource:
-        from hotbed.forecast.id_file import check_suffix, from_dataset, from_file
+        from hotbed.forecast.trace import check_suffix, from_dataset, from_file
 
         path = Path(self.name)
         if path.is_file():
@@ -309,11 +294,8 @@ def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
         f"{trace.num_batches:,} batches, {trace.num_lookups:,} lookups of {trace.distinct().shape[0]:,} rows "
         f"of {trace.num_rows:,}"
     )
-    table = Table(title=title, title_justify="left")
-    for heading, justify in (("cache", "right"), ("slots", "right"), ("policy", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for heading in ("misses a batch", "new rows", "rows hit", "x optimum"):
-        table.add_column(heading, justify="right")
+    headings = ("cache", "slots", "policy", "misses a batch", "new rows", "rows hit", "x optimum")
+    table = table_of_numbers(title, *headings, left=("policy",))
     shown = None
     for outcome in outcomes:
         counts = outcome.counts

@@ -1,4 +1,4 @@
-"""The state of a run, from the log in its folder or its metrics endpoint: the newest numbers by name (telemetry/scalars.py).
+"""The state of a run, from the log in its folder or its metrics endpoint: the newest numbers by name (telemetry/trackers.py).
 
 Only new lines of a log are read each time; a log that a resumed run has truncated is read again from the start.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from hotbed.errors import RunError
 from hotbed.report.formats import number
 from hotbed.run.folder import is_training
-from hotbed.telemetry.scalars import numbers_of
+from hotbed.telemetry.trackers import numbers_of
 
 PATIENCE = 5.0  # seconds for an endpoint to answer
 MOST_ANSWER = 8 << 20  # bytes

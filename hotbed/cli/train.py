@@ -7,35 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hotbed.cli import options as opt
 from hotbed.cli.console import is_quiet, out, report_compiling
 from hotbed.cli.messages import as_run_file
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CacheBytes,
-    CachePolicy,
-    CacheShare,
-    Data,
-    Device,
-    Dim,
-    DryRun,
-    Memory,
-    ModelName,
-    Out,
-    Overwrite,
-    Ranks,
-    RayCluster,
-    ReadCache,
-    RowOptimizer,
-    RunFile,
-    Seed,
-    Sets,
-    Ssd,
-)
 from hotbed.cli.progress import WatchOptions
 from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.ray_ranks import train_on_ray
-from hotbed.cli.settings import cache_flags, read_config, resumed_config
+from hotbed.cli.settings import read_config, resumed_config, settings_of_flags
 from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError
 from hotbed.run.run_file import given_settings
@@ -46,15 +24,15 @@ if TYPE_CHECKING:
 
 def train_command(
     context: typer.Context,
-    run_file: RunFile = None,
-    data: Data = None,
-    model: ModelName = None,
-    folder: Out = None,
-    device: Device = None,
+    run_file: opt.RunFile = None,
+    data: opt.Data = None,
+    model: opt.ModelName = None,
+    folder: opt.Out = None,
+    device: opt.Device = None,
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
-    batch_size: BatchSize = None,
-    dim: Dim = None,
-    optimizer: RowOptimizer = None,
+    batch_size: opt.BatchSize = None,
+    dim: opt.Dim = None,
+    optimizer: opt.RowOptimizer = None,
     lr: float | None = typer.Option(None, help="Learning rate of the rows. Left out: the optimizer's default."),
     dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights. Left out: the default."),
     positive_weight: float | None = typer.Option(
@@ -62,11 +40,11 @@ def train_command(
         help="How many times a sample with the label 1 counts in training; predicted probabilities are corrected for it. For "
         "several labels: --set 'train.positive_weight={click: 10, like: 3}'.",
     ),
-    cache: CacheShare = None,
-    hbm: CacheBytes = None,
-    memory: Memory = None,
-    ssd: Ssd = None,
-    policy: CachePolicy = None,
+    cache: opt.CacheShare = None,
+    hbm: opt.CacheBytes = None,
+    memory: opt.Memory = None,
+    ssd: opt.Ssd = None,
+    policy: opt.CachePolicy = None,
     dynamic: bool | None = typer.Option(
         None,
         "--dynamic",
@@ -86,8 +64,8 @@ def train_command(
         help="When dynamic ids lose their row: 'unused 100000 steps', 'unused 7d', or 'score below 0.5, half-life 10000', "
         "a decaying count of uses. ', every 500' sets how often to check, in steps.",
     ),
-    seed: Seed = None,
-    sets: Sets = [],  # noqa: B006  never changed
+    seed: opt.Seed = None,
+    sets: opt.Sets = [],  # noqa: B006  never changed
     resume: Path | None = typer.Option(None, help="Continue this run, as if it had never stopped."),
     warm_start: Path | None = typer.Option(
         None, "--warm-start", help="Start from the rows and weights of a run or checkpoint that fit this model."
@@ -122,12 +100,12 @@ def train_command(
     across_only: bool | None = typer.Option(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
-    ray: RayCluster = False,
-    ranks: Ranks = None,
+    ray: opt.RayCluster = False,
+    ranks: opt.Ranks = None,
     restarts: int = typer.Option(3, min=0, help="With --ray: how often all ranks start again after one is lost."),
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    read_cache: ReadCache = None,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    read_cache: opt.ReadCache = None,
     forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
@@ -144,7 +122,7 @@ def train_command(
         None, metavar="TABLE=ID,...", help="Record the gradient of these rows at every use, for `hotbed explain`."
     ),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file and exit."),
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     r"""Train a model. Without arguments: the default model on the embedded click log.
 
@@ -186,37 +164,13 @@ def train_command(
     from hotbed.files.settings import set_read_cache
     from hotbed.run.remote_run import working_copy
 
-    flags = {
-        "data.path": data,
-        "model.name": model,
-        "train.device": device,
-        "train.epochs": epochs,
-        "data.batch_size": batch_size,
-        "model.dim": dim,
-        "tables.optimizer": optimizer,
-        "tables.lr": lr,
-        "dense.lr": dense_lr,
-        "train.positive_weight": positive_weight,
-        "train.seed": seed,
-        **cache_flags(cache, hbm),
-        "tables.memory": memory,
-        "tables.ssd": ssd,
-        "tables.policy": policy,
-        "tables.dynamic": dynamic,
-        "tables.admit": admit,
-        "tables.expire": expire,
-        "train.checkpoint_every": checkpoint_every,
-        "follow.source": follow,
-        "follow.checkpoint_minutes": checkpoint_minutes,
-        "follow.idle_seconds": stop_when_idle,
-        "parallel.k_step": k_step,
-        "parallel.merge": merge,
-        "parallel.scale_lr": scale_lr,
-        "parallel.overlap": overlap,
-        "parallel.delay": delay,
-        "parallel.across_only": across_only,
-    }
-    given = {path: value for path, value in flags.items() if value is not None}
+    given = settings_of_flags(
+        data=data, model=model, device=device, epochs=epochs, batch_size=batch_size, dim=dim, optimizer=optimizer, lr=lr,
+        dense_lr=dense_lr, positive_weight=positive_weight, seed=seed, cache=cache, hbm=hbm, memory=memory, ssd=ssd,
+        policy=policy, dynamic=dynamic, admit=admit, expire=expire, checkpoint_every=checkpoint_every, follow=follow,
+        checkpoint_minutes=checkpoint_minutes, stop_when_idle=stop_when_idle, k_step=k_step, merge=merge,
+        scale_lr=scale_lr, overlap=overlap, delay=delay, across_only=across_only,
+    )  # fmt: skip
     if show:
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
@@ -235,18 +189,18 @@ def train_command(
     with join_ranks() as world, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
         folder, resume = (here, None) if resume is None else (folder, here)
         if resume is None:
-            asked = None if folder is None else RunStart(folder, overwrite=overwrite)
+            start = None if folder is None else RunStart(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
             settings = given_settings(run_file, given, sets)
-            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json, settings)
+            options = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json, settings)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-            manner = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
-            config, asked = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
+            options = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
+            config, start = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
         with report_compiling(quiet or world.rank > 0) as compiled:
-            train_run(config, asked, world, manner, compiled)
+            train_run(config, start, world, options, compiled)
     if place is not None and is_remote(place) and world.rank == 0:
-        out().print(f"the run is in {shown_path(place)}", soft_wrap=True)
+        out().print(f"the run is in {shown_path(place)}")
 
 
 def _asks_for_gpu(config: RunConfig) -> bool | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hotbed.parallel.world import World
     from hotbed.run.config import RunConfig
     from hotbed.telemetry.observer import Observer
-    from hotbed.train.build import Built
+    from hotbed.train.build import BuiltTraining
     from hotbed.train.loop import Training
 
 
@@ -50,12 +50,11 @@ class StartOptions(NamedTuple):
 
 
 def train_run(
-    config: RunConfig, asked: RunStart | None, ranks: TorchrunRanks, manner: StartOptions, compiled: CompileReport
+    config: RunConfig, requested: RunStart | None, ranks: TorchrunRanks, options: StartOptions, compiled: CompileReport
 ) -> Path:
     """Start or continue a run, train it to the end and print its result; returns its folder."""
     from hotbed.data.dataset import describe
-    from hotbed.run.files import write_text
-    from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
+    from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json, write_text
     from hotbed.run.remote_folder import local_copy
     from hotbed.telemetry.trackers import open_trackers
     from hotbed.train.build import build, compare
@@ -65,17 +64,17 @@ def train_run(
     config = with_source(config)
     world = ranks.connect(config.train.device, config.parallel.timeout)
     fresh = default_run(config.model.name, config.data.path)
-    start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
-    run_folder, quiet = start.run, manner.quiet or not world.is_first
+    start = world.from_first(ranks.start(requested, fresh) if world.is_first else None)
+    run_folder, quiet = start.run, options.quiet or not world.is_first
     if ranks.cores is not None and not quiet:
         _say(str(ranks.cores))
-    entries = None if manner.source is None or start.resume else source_of(local_copy(manner.source), run_folder)
+    entries = None if options.source is None or start.resume else source_of(local_copy(options.source), run_folder)
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)
-    if manner.given is not None and not start.resume and not config.follow.source:
-        config = suited_config(config, manner.given, dataset, (lambda _: None) if quiet else _say)
+    if options.given is not None and not start.resume and not config.follow.source:
+        config = suited_config(config, options.given, dataset, (lambda _: None) if quiet else _say)
     compare(config, dataset.fingerprint, world)
-    wanted = manner.watching if world.is_first else WatchOptions()
+    wanted = options.watching if world.is_first else WatchOptions()
     with alone(run_folder) if world.is_first else nullcontext(), open_watchers(wanted, _say) as watchers:
         with nullcontext() if quiet else waiting("building tables and model"):
             world.stage("building tables and model", alone=True)
@@ -83,8 +82,8 @@ def train_run(
             observers = [*_observers(run_folder, quiet, world), *watchers.observers, *trackers]
             built = build(config, dataset, run_folder, observers, world)
             watchers.watch(built.training.learner.tables.clock, built.training.observer.say)
-            if manner.rows is not None:
-                _watch_rows(built.training, manner.rows)
+            if options.rows is not None:
+                _watch_rows(built.training, options.rows)
             if start.resume:
                 built.training.resume()
                 if _is_finished(built.training):
@@ -95,9 +94,9 @@ def train_run(
                     return run_folder
             if world.is_first:
                 check_room(built.training, start.overwrite)
-            if manner.dry_run:
+            if options.dry_run:
                 if world.is_first:
-                    _print_dry_run(built, start, manner.as_json)
+                    _print_dry_run(built, start, options.as_json)
                 return run_folder
             if world.is_first:
                 if not start.resume:
@@ -111,17 +110,17 @@ def train_run(
             world.any(False)
             carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
-            err().print(f"warm start {carried.text()}", soft_wrap=True)
+            err().print(f"warm start {carried.text()}")
         if world.is_first:
             warn_about_few_steps(built.training, config.data.batch_size)
             warn_about_no_valid(built.training)
-        if manner.forecast and world.size == 1 and not config.follow.source:
+        if options.forecast and world.size == 1 and not config.follow.source:
             print_forecast(config, dataset, run_folder, quiet)
-        _run(built, quiet, compiled, manner.as_json)
+        _run(built, quiet, compiled, options.as_json)
     return run_folder
 
 
-def _print_dry_run(built: Built, start: RunStart, as_json: bool) -> None:
+def _print_dry_run(built: BuiltTraining, start: RunStart, as_json: bool) -> None:
     """What the run would do; settings, data, memory and disk have been checked, and nothing is written."""
     from hotbed.train.disk_room import saves_of
 
@@ -137,7 +136,6 @@ def _print_dry_run(built: Built, start: RunStart, as_json: bool) -> None:
     out().print(
         f"dry run: {describe_start(built)}{replaced}; {training.total_steps:,} steps, saving {saves_of(training)}. "
         "Nothing was written.",
-        soft_wrap=True,
     )
 
 
@@ -163,7 +161,7 @@ def _watch_rows(training: Training, text: str) -> None:
 
 
 def _say(text: str) -> None:
-    err().print(text, soft_wrap=True)
+    err().print(text)
 
 
 def _dataset(name: str, ranks: TorchrunRanks, world: World) -> Dataset:
@@ -175,7 +173,7 @@ def _dataset(name: str, ranks: TorchrunRanks, world: World) -> Dataset:
 
 
 def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
-    from hotbed.telemetry.scalars import open_writer
+    from hotbed.telemetry.trackers import open_writer
 
     if not world.is_first:
         return [Warnings(err(always=True), f"rank {world.rank}: ")]
@@ -207,14 +205,14 @@ def _refuse_finished(training: Training) -> None:
     )
 
 
-def _run(built: Built, quiet: bool, compiled: CompileReport, as_json: bool) -> None:
+def _run(built: BuiltTraining, quiet: bool, compiled: CompileReport, as_json: bool) -> None:
     from hotbed.errors import HotbedError, RunError
     from hotbed.report import write_report
     from hotbed.train.run import run
 
     folder, speaks = built.training.run, built.training.world.is_first
     if not quiet:
-        err().print("\n".join([describe_start(built), *built.subject.label_notes]), soft_wrap=True)
+        err().print("\n".join([describe_start(built), *built.subject.label_notes]))
     try:
         with report_parallel_choices(built.training.observer.say):
             ending = run(built.training, built.subject)
@@ -233,7 +231,7 @@ def _run(built: Built, quiet: bool, compiled: CompileReport, as_json: bool) -> N
         after = next_commands(folder) if ending.summary["finished"] else ""
         more = [one for one in (compiled_text(compiled), comparison, after) if one]
         if more and not quiet:
-            out().print("\n".join(more), soft_wrap=True)
+            out().print("\n".join(more))
     if ending.unsaved:
         raise RunError(ending.unsaved)
     if not ending.summary["finished"]:

@@ -10,7 +10,7 @@ import typer
 
 from hotbed.cli.console import err, out, print_json, report_compiling, waiting
 from hotbed.cli.options import AsJson, Data, Device, DryRun, ModelName, Out, RunFile, Seed, Sets
-from hotbed.cli.settings import open_dataset, read_config, suited_config, with_source
+from hotbed.cli.settings import open_dataset, read_config, settings_of_flags, suited_config, with_source
 from hotbed.errors import ExitCode
 from hotbed.run.run_file import given_settings
 
@@ -49,41 +49,36 @@ def tune_command(
     from hotbed.tune.study import TuneRequest, check_request, load_optuna, read_results
 
     load_optuna()
-    flags = {
-        **{"data.path": data, "model.name": model, "train.epochs": epochs},
-        **{"train.device": device, "train.seed": seed},
-    }
-    given = {path: value for path, value in flags.items() if value is not None}
+    given = settings_of_flags(data=data, model=model, epochs=epochs, device=device, seed=seed)
     config = with_source(read_config(run_file, given, sets))
     named = given_settings(run_file, given, sets)
     dataset = open_dataset(config.data.path)
     config = suited_config(config, named, dataset, _say)
     place = folder or Path("tune") / f"{Path(config.model.name).stem}-{Path(config.data.path).name.replace(':', '-')}"
-    asked = TuneRequest(config, dataset, search_space(config, named), place)
-    check_request(asked)
+    request = TuneRequest(config, dataset, search_space(config, named), place)
+    check_request(request)
     if dry_run:
-        _show_dry_run(asked, trials, as_json)
+        _show_dry_run(request, trials, as_json)
         return
-    finished = _tune(asked, trials)
-    found = read_results(asked)
-    _show(found, asked.folder, as_json)
+    finished = _tune(request, trials)
+    found = read_results(request)
+    _show(found, request.folder, as_json)
     if not finished:
-        err().print(f"interrupted after {len(found)} of {trials} trials. The same command continues.", soft_wrap=True)
+        err().print(f"interrupted after {len(found)} of {trials} trials. The same command continues.")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _tune(asked: TuneRequest, trials: int) -> bool:
+def _tune(request: TuneRequest, trials: int) -> bool:
     """Run the trials, a line and a new page after each."""
     with report_compiling():
         with waiting("starting"):
             from hotbed.run.folder import alone
-            from hotbed.tune.page import write_tune_page
-            from hotbed.tune.study import best_of, make_folder, read_results, tune
+            from hotbed.tune.study import best_of, make_folder, read_results, tune, write_tune_page
 
         def say(trial: TunedTrial) -> None:
-            found = read_results(asked)
+            found = read_results(request)
             write_tune_page(
-                asked.folder / "report.html", f"{asked.config.model.name} on {asked.config.data.path}", found
+                request.folder / "report.html", f"{request.config.model.name} on {request.config.data.path}", found
             )
             best = best_of(found)
             auc = "-" if trial.valid_auc is None else f"{trial.valid_auc:.4f}"
@@ -91,21 +86,21 @@ def _tune(asked: TuneRequest, trials: int) -> bool:
             shown = "" if best is None else f"; best {best.valid_auc:.4f} (trial {best.number})"
             _say(f"trial {trial.number} {trial.state}: valid AUC {auc} with {values}{shown}")
 
-        make_folder(asked)
-        with alone(asked.folder):
-            return tune(asked, trials, say)
+        make_folder(request)
+        with alone(request.folder):
+            return tune(request, trials, say)
 
 
 def _say(text: str) -> None:
-    err().print(text, soft_wrap=True, highlight=False)
+    err().print(text)
 
 
-def _show_dry_run(asked: TuneRequest, trials: int, as_json: bool) -> None:
-    paths = [one.path for one in asked.space]
+def _show_dry_run(request: TuneRequest, trials: int, as_json: bool) -> None:
+    paths = [one.path for one in request.space]
     if as_json:
-        print_json({"dry_run": True, "out": str(asked.folder), "trials": trials, "space": paths})
+        print_json({"dry_run": True, "out": str(request.folder), "trials": trials, "space": paths})
         return
-    out().print(f"{trials} trials would be run in {asked.folder}, over {', '.join(paths)}.", soft_wrap=True)
+    out().print(f"{trials} trials would be run in {request.folder}, over {', '.join(paths)}.")
 
 
 def _show(found: list[TunedTrial], folder: Path, as_json: bool) -> None:
@@ -127,5 +122,5 @@ def _show(found: list[TunedTrial], folder: Path, as_json: bool) -> None:
         )
     if best.test_auc is not None:
         out().print(f"test AUC {best.test_auc:.4f}")
-    out().print(f"report: {folder / 'report.html'}", soft_wrap=True)
-    out().print(f"next: hotbed train {shlex.quote(str(folder / 'best.json'))} --out runs/best", soft_wrap=True)
+    out().print(f"report: {folder / 'report.html'}")
+    out().print(f"next: hotbed train {shlex.quote(str(folder / 'best.json'))} --out runs/best")

@@ -16,24 +16,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
+from hotbed.cli import options as opt
 from hotbed.cli.console import err, out, print_json
-from hotbed.cli.options import (
-    AsJson,
-    BatchSize,
-    CacheBytes,
-    CachePolicy,
-    CacheShare,
-    Data,
-    Device,
-    ModelName,
-    Ranks,
-    RunFile,
-    Seed,
-    Sets,
-    Steps,
-)
 from hotbed.cli.ranks import join_ranks
-from hotbed.cli.settings import cache_flags, open_dataset, read_config
+from hotbed.cli.settings import open_dataset, read_config, settings_of_flags
+from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,28 +30,28 @@ if TYPE_CHECKING:
     from hotbed.parallel.world import World
     from hotbed.run.config import RunConfig
     from hotbed.tables.module import EmbeddingTables
-    from hotbed.train.build import Built
+    from hotbed.train.build import BuiltTraining
     from hotbed.types import Batch
     from hotbed.verify import Step, TwinStorage, Verdict
 
 
 def verify_command(
-    run_file: RunFile = None,
-    data: Data = None,
-    model: ModelName = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
-    cache: CacheShare = None,
-    hbm: CacheBytes = None,
-    policy: CachePolicy = None,
-    seed: Seed = None,
-    sets: Sets = [],  # noqa: B006  never changed
-    steps: Steps = None,
-    ranks: Ranks = None,
+    run_file: opt.RunFile = None,
+    data: opt.Data = None,
+    model: opt.ModelName = None,
+    device: opt.Device = None,
+    batch_size: opt.BatchSize = None,
+    cache: opt.CacheShare = None,
+    hbm: opt.CacheBytes = None,
+    policy: opt.CachePolicy = None,
+    seed: opt.Seed = None,
+    sets: opt.Sets = [],  # noqa: B006  never changed
+    steps: opt.Steps = None,
+    ranks: opt.Ranks = None,
     inject: Annotated[
         str | None, typer.Option(help="Flip one bit on purpose, to see it detected: row, state, write-back or lookup.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Prove that the cache is invisible: train plainly and cached side by side, and compare every bit.
 
@@ -90,17 +77,15 @@ def verify_command(
     """
     if ranks is not None and ranks > 1:
         raise typer.Exit(_with_ranks(ranks))
-    flags = {
-        "data.path": data,
-        "model.name": model,
-        "train.device": device,
-        "data.batch_size": batch_size,
-        "train.seed": seed,
-        "tables.policy": policy,
-        **cache_flags(cache, hbm),
-    }
-    given = {path: value for path, value in flags.items() if value is not None}
+    given = settings_of_flags(
+        data=data, model=model, device=device, batch_size=batch_size, seed=seed, policy=policy, cache=cache, hbm=hbm
+    )
     config = read_config(run_file, given, sets)
+    if config.tables.store_precision != "same":
+        raise ConfigError(
+            f"tables.store_precision={config.tables.store_precision} rounds every row that leaves the cache, so results "
+            "depend on the cache. Verify without it: --set tables.store_precision=same"
+        )
     with join_ranks() as joint:
         world = joint.connect(config.train.device, config.parallel.timeout)
         verdicts = _verify(config, world, steps or 50, inject, as_json or not world.is_first)
@@ -122,7 +107,7 @@ def _with_ranks(ranks: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run([*launch, "-m", "hotbed", *arguments], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
-        err().print(done.stderr, soft_wrap=True, markup=False)
+        err().print(done.stderr, markup=False)
     return done.returncode
 
 
@@ -170,7 +155,7 @@ class _Twins:
         most = 0
         for batch in batches:
             most = max(most, sum(np.unique(column).size for column in self._columns(batch)))
-        rows = sum(feature.rows or 0 for feature in self._dataset.schema.features)
+        rows = sum(one.rows or 0 for one, *_ in self._dataset.schema.tables.values())
         return min(1.0, 1.05 * sum(self._world.gather(most)) / max(rows, 1))
 
     def least_memory(self, batches: list[Batch]) -> str:
@@ -199,7 +184,7 @@ class _Twins:
         """The ids of each feature."""
         return [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
 
-    def _built(self, where: dict[str, Any]) -> Built:
+    def _built(self, where: dict[str, Any]) -> BuiltTraining:
         from hotbed.train.build import build
 
         kept = {"cache": 0.0, "hbm": "", "memory": "", "ssd": "", **where}
@@ -243,13 +228,13 @@ def _print_verdicts(verdicts: list[Verdict], name: str, ranks: int, as_json: boo
     name = f"{name}, {ranks} ranks" if ranks > 1 else name
     found = [verdict.difference.text() for verdict in verdicts if verdict.difference is not None]
     if found:
-        out().print(*found, sep="\n", soft_wrap=True, markup=False, highlight=False)
+        out().print(*found, sep="\n", markup=False)
         said = "the cache changed a result. Unless you used --inject, this is a bug: please report it with the lines above."
     elif not any(verdict.evictions for verdict in verdicts):
         said = "the same bits, but no row was evicted: give a smaller --cache or more --steps."
     else:
         said = "the cache is invisible. Every loss, vector, gradient, row and state had the same bits."
-    out().print(f"{name}: {said}", soft_wrap=True, markup=False)
+    out().print(f"{name}: {said}", markup=False)
 
 
 def _first_found(by_rank: list[list[Verdict]]) -> list[Verdict]:

@@ -68,7 +68,7 @@ class HotRows(NamedTuple):
 
 
 class FeatureCounts(NamedTuple):
-    """How often each id of a feature occurs in the train split, most frequent first."""
+    """How often each id of a table occurs in the train split, most frequent first."""
 
     ids: NDArray[np.int64]  # the raw 64-bit ids
     counts: NDArray[np.int64]
@@ -105,8 +105,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """Identifies a dataset by columns, splits, id lists, and the footers (sizes and ranges) of all files of rows."""
         digest = hashlib.sha256(json.dumps(self.schema.identity(), sort_keys=True).encode())
-        for feature in self.schema.features:
-            path = self.path / "counts" / f"{feature.name}.parquet"
+        for table in self.schema.tables:
+            path = self.path / "counts" / f"{table}.parquet"
             if path.is_file():
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -131,9 +131,8 @@ class Dataset:
         raise SchemaError(f"{self.path} has no id feature {name!r}; its features are: {known}.")
 
     def counts(self, feature: str) -> FeatureCounts:
-        """The counts file of a feature."""
-        self.feature(feature)
-        return read_counts(self.path / "counts" / f"{feature}.parquet")
+        """The counts file of a feature's table."""
+        return read_counts(self.path / "counts" / f"{self.feature(feature).table}.parquet")
 
 
 def read_counts(path: Path) -> FeatureCounts:
@@ -166,7 +165,7 @@ def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
 
 
 def _read_footers(directory: RemotePath, schema: Schema) -> None:
-    """Have the sizes of all files, and the last block of each, here before they are asked for one by one."""
+    """Have the sizes of all files, and the last block of each, here before they are read one by one."""
     sizes = {str(path): stat.st_size for path, stat in directory.entries(recursive=True) if stat is not None}
     files = [directory / file for split in schema.splits.values() for file in split.files]
     for file in files:
@@ -257,8 +256,8 @@ def hot_rows(dataset: Dataset, num_rows: int) -> HotRows:
     """The most frequent rows."""
     keys, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     base = 0
-    for feature in dataset.schema.features:
-        rows, times = count_rows(feature, dataset.counts(feature.name))
+    for name, (feature, *_) in dataset.schema.tables.items():
+        rows, times = count_rows(feature, dataset.counts(name))
         keys.append(base + rows)
         counts.append(times)
         base += rows.shape[0] if feature.mode == "raw" else feature.rows
@@ -286,14 +285,14 @@ def count_rows(feature: IdFeature, counts: FeatureCounts) -> tuple[NDArray[np.in
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Sizes of the splits, and the skew of every feature and of all of them together."""
+    """Sizes of the splits, and the skew of every table and of all of them together."""
     schema = dataset.schema
     splits = {
         name: {"rows": split.rows, "positive_rate": split.positives / split.rows if split.rows else None}
         for name, split in sorted(schema.splits.items(), key=lambda item: _place(item[0]))
     }
-    counts = {feature.name: dataset.counts(feature.name).counts for feature in schema.features}
-    rows = {feature.name: feature.distinct if feature.mode == "raw" else feature.rows for feature in schema.features}
+    counts = {name: dataset.counts(name).counts for name in schema.tables}
+    rows = {name: one.distinct if one.mode == "raw" else one.rows for name, (one, *_) in schema.tables.items()}
     features = [{"name": name, "rows": rows[name], **skew(counts[name])} for name in rows]
     together = np.concatenate([np.zeros(0, dtype=np.int64), *counts.values()])
     total = {"name": "total", "rows": sum(rows.values()), **skew(together)}

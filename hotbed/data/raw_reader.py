@@ -82,8 +82,9 @@ class RawReader:
         self._labels = [self.schema.label, *(target.name for target in self._targets)]
         self._format = self._open(name)
         self._any_format = format is None
-        numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
-        self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
+        tables = self.schema.tables.items() if rows_of is None else ()
+        numbered = {name: one for name, (one, *_) in tables if one.mode == "vocabulary"}
+        self._numberings = {name: _load_numbering(self._directory, one) for name, one in numbered.items()}
         self.rows_of = rows_of or self._numbered
         positive = self._raw.get("positive")
         means = f", a label of {positive!r} means 1" if positive is not None else ""
@@ -184,7 +185,7 @@ class RawReader:
 
     def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
-        numbering = self._numberings.get(feature.name)
+        numbering = self._numberings.get(feature.table)
         return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1
 
 
@@ -215,7 +216,7 @@ def batch_of(encoded: EncodedRows, schema: Schema, rows_of: RowsOf, start: int, 
 
 def read_vocabulary(directory: Path, feature: IdFeature) -> np.ndarray:
     """The ids of a vocabulary, most frequent first: int64 [rows - 1]."""
-    path = directory / "counts" / f"{feature.name}.parquet"
+    path = directory / "counts" / f"{feature.table}.parquet"
     ids = read_counts(path).ids
     if len(ids) + 1 != feature.rows:
         raise SchemaError(
@@ -235,6 +236,6 @@ def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:
     numbering.add(ids, np.zeros(len(ids), dtype=np.bool_))
     if len(ids) != len(numbering):
         raise SchemaError(
-            f"{directory / 'counts' / feature.name}.parquet lists an id twice. Run `hotbed prepare` again."
+            f"{directory / 'counts' / feature.table}.parquet lists an id twice. Run `hotbed prepare` again."
         )
     return numbering

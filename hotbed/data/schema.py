@@ -3,13 +3,16 @@
     DIR/schema.json                 this file's Schema
     DIR/train/part-00000.arrow      label (float32), dense columns (float32), id columns (int32 or int64), bag columns (list)
     DIR/valid/..., DIR/test/...     the same columns; a split may be absent
-    DIR/counts/<feature>.parquet    columns id (int64), count (int64); train split only, most frequent first
+    DIR/counts/<table>.parquet      columns id (int64), count (int64); train split only, most frequent first
     DIR/quarantine.jsonl            one line per rejected row: file, line, reason, text
 
 Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (not in train, or rarer there than min_count),
 row 1 + k is the k-th line of the counts file. `hash` features hold the raw 64-bit id; the table takes it modulo its rows
 (the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers. `raw` features hold
 the raw 64-bit id for tables of dynamic ids; their `rows` is 0.
+
+Tables. A feature has a table of its own name, or reads that of another feature (`shares`): one vocabulary and one row for an id
+in either column. Features of one table are neighbours, so tables and features have one order.
 
 Counts. Every count in a counts file is exact. Where `counting` is "sketch", a feature had more distinct ids than `prepare` had
 memory for: its file lists exactly the ids of train that occur more than `count_error` times (and min_count times), the
@@ -22,6 +25,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -61,7 +65,7 @@ class IdFeature:
     # (of a time in that unit, see times.py)
     source: str = "string"
     separator: str = ""  # between the values of a multi-valued raw column
-    distinct: int = 0  # distinct raw ids in train; `distinct_estimate` if they were too many to count
+    distinct: int = 0  # distinct raw ids of its table in train; `distinct_estimate` if they were too many to count
     counting: Counting = "exact"  # "sketch": too many distinct ids for the memory given, see `count_error`
     count_error: int = 0  # an id that occurs at most this often in train may be absent from the counts file
     distinct_estimate: int = 0  # HyperLogLog of the ids of train, standard error 0.41 %; 0: not known
@@ -69,6 +73,12 @@ class IdFeature:
     unlisted_lookups: int = 0  # those of ids that are not in the counts file; row 0 of a vocabulary has them
     length: int = 0  # of a sequence: the most ids of a sample, in order; 0: a bag, or one id
     keep: str = "last"  # which ids of a longer sequence are kept, "last" or "first"
+    shares: str = ""  # the feature whose table it reads; empty: it has its own
+
+    @property
+    def table(self) -> str:
+        """The table that it reads."""
+        return self.shares or self.name
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,11 @@ class Schema:
         """The columns of further labels, then that of weights."""
         return (*(task.name for task in self.tasks), *([self.weight] if self.weight else []))
 
+    @property
+    def tables(self) -> dict[str, tuple[IdFeature, ...]]:
+        """The features of every table, in one order of both."""
+        return features_by_table(self.features)
+
     def save(self, directory: Path) -> None:
         """Write schema.json atomically."""
         write_file(directory / "schema.json", json.dumps(self._plain(), indent=1, sort_keys=True) + "\n")
@@ -186,6 +201,8 @@ class Schema:
         for feature in plain["features"]:
             if not feature["length"]:
                 del feature["length"], feature["keep"]
+            if not feature["shares"]:
+                del feature["shares"]
         for name in ("tasks", "weight"):
             if not plain[name]:
                 del plain[name]
@@ -210,6 +227,7 @@ class Schema:
             _demand(feature.multi or not feature.length, f"{feature}")
             numbers = (getattr(feature, name) for name in ("distinct", *STATISTICS[1:]))
             _demand(all(type(number) is int and number >= 0 for number in numbers), f"{feature}")
+        _check_tables(self.features)
         _demand(all(task.kind in TASK_KINDS for task in self.tasks), f"has tasks {self.tasks}")
         for name, split in self.splits.items():
             _demand(all(isinstance(file, str) for file in split.files), f"{split}")
@@ -217,6 +235,25 @@ class Schema:
             files, counts = len(split.files), len(split.file_rows)
             _demand(files == counts, f"split {name} lists {files} files and {counts} row counts")
         _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc is not a mapping")
+
+
+def features_by_table(features: Iterable[IdFeature]) -> dict[str, tuple[IdFeature, ...]]:
+    """The features of every table; tables in the order of their first features."""
+    found: dict[str, tuple[IdFeature, ...]] = {}
+    for feature in features:
+        found[feature.table] = (*found.get(feature.table, ()), feature)
+    return found
+
+
+def _check_tables(features: Sequence[IdFeature]) -> None:
+    tables = features_by_table(features)
+    in_order = [feature for of_table in tables.values() for feature in of_table]
+    _demand(in_order == list(features), "does not have features of one table side by side")
+    for name, of_table in tables.items():
+        _demand(
+            any(one.name == name for one in of_table), f"has no feature {name}, whose table {of_table[0].name} shares"
+        )
+        _demand(len({(one.mode, one.rows, one.source) for one in of_table}) == 1, f"has different ids in table {name}")
 
 
 def _demand(holds: bool, what: str) -> None:

@@ -2,23 +2,34 @@
 
 A killed job leaves only `.NAME.partial`. The next job for the same directory clears it, or resumes it if the settings are the
 same. A lock prevents two jobs at once.
+
+`publishing`: a dataset for an object store is made in a local folder ($HOTBED_CACHE), then copied, schema.json last. A reader
+of the store sees the whole dataset or none: without schema.json there is none. A dataset that is replaced is missing from the
+moment its schema.json is removed until the new one arrives. A killed job resumes as for a local dataset.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from hotbed.errors import DISK_FULL, ConfigError, DataError
+from hotbed.errors import DISK_FULL, ConfigError, DataError, RemoteError
 from hotbed.files import RemotePath
+from hotbed.files.copies import publish_folder
+from hotbed.files.settings import cache_root
 from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
 from hotbed.host.memory import in_words
 
 _SUFFIXES = (".arrow", ".parquet")  # of files of rows and counts
+SCHEMA = "schema.json"
+_OURS = re.compile(r"schema\.json|quarantine\.jsonl|[^/]+/[^/]+\.(arrow|parquet)")
 
 
 class Workspace:
@@ -164,3 +175,45 @@ def _is_ours(path: Path) -> bool:
     if path.name in ("schema.json", "quarantine.jsonl"):
         return path.is_file()
     return path.is_dir() and all(inside.suffix in _SUFFIXES and inside.is_file() for inside in path.iterdir())
+
+
+@contextmanager
+def publishing(out: Path, *, overwrite: bool, shared: bool) -> Iterator[Path]:
+    """Where to write a dataset; for a URI a local folder, which is copied there if all goes well.
+
+    `shared`: several machines write it.
+    """
+    if not isinstance(out, RemotePath):
+        yield out
+        return
+    if shared:
+        raise ConfigError(
+            f"{out}: machines of --ray need a folder that all of them see. Give a shared folder with --out."
+        )
+    _check(out, overwrite)
+    digest = hashlib.sha256(str(out).encode()).hexdigest()[:16]
+    local = cache_root() / "remote" / "datasets" / digest / (out.name or "dataset")
+    make_folder(local.parent)
+    shutil.rmtree(
+        local, ignore_errors=True
+    )  # complete, but its copy was cut short; its settings are not known any more
+    yield local
+    try:
+        publish_folder(local, out, SCHEMA)
+    except RemoteError as error:
+        raise RemoteError(f"{error} The dataset is complete in {local}; the same command makes it again.") from None
+    shutil.rmtree(local.parent, ignore_errors=True)
+
+
+def _check(out: RemotePath, overwrite: bool) -> None:
+    """A ConfigError unless a dataset may be written there."""
+    start = len(out.key) + 1 if out.key else 0
+    names = [path.key[start:] for path, stat in out.entries(recursive=True) if stat is not None]
+    names = [name for name in names if name and not name.endswith("/")]
+    if SCHEMA in names and not overwrite:
+        raise ConfigError(f"{out} exists already. Choose another --out, or replace it with --overwrite.")
+    strange = [name for name in names if not _OURS.fullmatch(name)]
+    if strange:
+        raise ConfigError(
+            f"{out} holds more than a dataset ({', '.join(strange[:5])}), which would be deleted. Choose another --out."
+        )

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_signals(tmp_path, cache, number, code):
     process = subprocess.Popen([*command, "--out", "run"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run" / "metrics.jsonl"
     while process.poll() is None and not (log.is_file() and log.stat().st_size):
-        pass
+        time.sleep(0.002)
     process.send_signal(number)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == code, said

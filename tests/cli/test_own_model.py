@@ -185,13 +185,18 @@ def test_options_are_those_of_the_constructor(mine, monkeypatch, tmp_path):
         check_model("code/mine.py", {})
 
 
+def install(entry, patch):
+    """A package with an entry point, while this process runs: those that were found before are kept otherwise."""
+    patch.setattr(own_code, "entry_points", lambda group: [entry] if group == own_code.GROUP else [])
+    patch.setattr(own_code, "_entry_points", own_code._entry_points.__wrapped__)
+
+
 def test_packages_offer_models(mine, monkeypatch, tmp_path):
     (mine.parent / "__init__.py").write_text("")
     mine.write_text(TEXT.replace("from helper", "from .helper"))
     monkeypatch.chdir(tmp_path)
     shutil.copytree(mine.parent, tmp_path / "their_models")
-    entry = EntryPoint("theirs", "their_models.mine:Mine", own_code.GROUP)
-    monkeypatch.setattr(own_code, "entry_points", lambda group: [entry] if group == own_code.GROUP else [])
+    install(EntryPoint("theirs", "their_models.mine:Mine", own_code.GROUP), monkeypatch)
     assert build("theirs").vector_width(4) == 4
     with pytest.raises(ConfigError, match=r"there are lr, .*theirs"):
         check_model("nothing", {})
@@ -287,7 +292,7 @@ def test_a_run_outlives_the_package_that_named_its_model(hotbed, mine, tmp_path,
     entry = EntryPoint("theirs", "mine:Mine", own_code.GROUP)
     monkeypatch.syspath_prepend(mine.parent)
     with monkeypatch.context() as installed:
-        installed.setattr(own_code, "entry_points", lambda group: [entry] if group == own_code.GROUP else [])
+        install(entry, installed)
         assert hotbed("train", "--model", "theirs", *CLICKS, "--out", "run", "--quiet").code == 0
     result = hotbed("evaluate", "run")
     assert result.code == 0, result.err

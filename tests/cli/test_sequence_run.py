@@ -60,17 +60,20 @@ def scores(path):
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance")  # torch's own, of its exporter
+@pytest.mark.parametrize("share", [(), ("--share", "history=item")], ids=["two tables", "one table"])
 @pytest.mark.parametrize("model", ["last.py:Last", "din", "dnn"])
-def test_every_command_takes_a_history(hotbed, log, tmp_path, model):
+def test_every_command_takes_a_history(hotbed, log, tmp_path, model, share):
     (tmp_path / "last.py").write_text(MODEL)
-    result = hotbed("prepare", log, "--sequence", "history:|:5", "--split", "train=0.7,test=0.3", "--out", "data")
+    made = ("--sequence", "history:|:5", *share, "--split", "train=0.7,test=0.3", "--out", "data")
+    result = hotbed("prepare", log, *made)
     assert result.code == 0, result.err
     assert "in order, the last 5 of a row" in result.out
     run = tmp_path / "run"
     options = ("--set", "model.options.target=item") if model == "din" else ()
     result = hotbed("train", "--data", "data", "--model", model, *TRAIN, *options, "--cache", "0.95", "--out", run)
     assert result.code == 0, result.err
-    pooling = json.loads((run / "model" / "model.json").read_text())["tables"]["history"]["pooling"]
+    tables = json.loads((run / "model" / "model.json").read_text())["tables"]
+    pooling = tables["item"]["pooling"]["history"] if share else tables["history"]["pooling"]
     assert pooling == ("mean" if model == "dnn" else "none")
     for command in (
         ("evaluate", run),
@@ -91,6 +94,15 @@ def test_every_command_takes_a_history(hotbed, log, tmp_path, model):
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     np.testing.assert_allclose(module.Export(tmp_path / "export").score_rows(rows), expected, atol=1e-5)
+
+
+def test_share_takes_pairs(hotbed, log):
+    result = hotbed("prepare", log, "--sequence", "history:|:2", "--share", "history=item", "--out", "data")
+    assert result.code == 0, result.err
+    assert "those of item" in result.out
+    result = hotbed("prepare", log, "--share", "history", "--out", "other")
+    assert result.code == 2
+    assert "--share 'history' is not COLUMN=OTHER, such as 'history=item'" in result.err
 
 
 def test_refusals_name_the_way_out(hotbed, log):

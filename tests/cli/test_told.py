@@ -85,7 +85,7 @@ def test_training_leaves_compiling_out_of_its_speed(hotbed, tmp_path, monkeypatc
         compiled[0] += 3600.0  # an hour between any two looks
         return compiled[0]
 
-    monkeypatch.setattr("hotbed.train.run_clock.compile_seconds", compile_seconds)
+    monkeypatch.setattr("hotbed.train.interval.compile_seconds", compile_seconds)
     assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["train_seconds"] == 0.0
 

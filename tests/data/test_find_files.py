@@ -124,6 +124,36 @@ class TestColumnsThatDiffer:
         assert {one.name: one.multi for one in report.schema.features} == {"ad": False, "tags": True}
         assert [(one.name, one.transform) for one in report.schema.dense] == [("price", "none")]
 
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (["1.0", "2", "x", "y"], [1.0, 2.0, 3.0, 4.0]),
+            (["true", "x", "y", "z"], [True, False, True, False]),
+            (["1970-01-01", "x", "y", "z"], pa.array([1, 2, 3, 4], pa.timestamp("s"))),
+            ([1, 2, 3, 4], pa.array([1, 2, 3, 4], pa.timestamp("s"))),
+        ],
+    )
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_ids_that_two_files_spell_differently_are_refused(self, tmp_path, one, other, swapped):
+        """1.0 of a float is not the text 1.0: one user would become two."""
+        both = (other, one) if swapped else (one, other)
+        files = [write(tmp_path / f"{n}.parquet", user=values) for n, values in enumerate(both)]
+        with pytest.raises(FormatError, match=r"column user is .* and .*: the same id would be spelled in two ways"):
+            prepare(files, tmp_path / "out", ids=["user"])
+        assert prepare(files, tmp_path / "less", drop=["user"]).schema.splits["train"].rows == 8
+
+    def test_text_and_integers_are_the_same_ids(self, tmp_path):
+        files = [
+            write(tmp_path / "a.parquet", user=["1", "2", "3", "4"]),
+            write(tmp_path / "b.parquet", user=[1, 2, 3, 4]),
+        ]
+        report = prepare(files, tmp_path / "out", ids=["user"])
+        assert next(one.distinct for one in report.schema.features if one.name == "user") == 4
+
+    def test_numbers_may_be_text_in_some_files(self, tmp_path):
+        files = [write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", price=["1.5", "2", "3", "4"])]
+        assert prepare(files, tmp_path / "out", dense=["price"]).bad_rows == {}
+
     def test_every_file_needs_the_label_and_the_time(self, tmp_path):
         files = [write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", label=None)]
         with pytest.raises(FormatError, match=r"b\.parquet has no column label, which every file needs"):
@@ -165,6 +195,37 @@ class TestDelta:
         self.log(tmp_path / "t", 0, action)
         with pytest.raises(FormatError, match="deletion vector"):
             find_files(tmp_path / "t")
+
+    @pytest.mark.parametrize("is_added_first", [True, False])
+    def test_a_file_that_gets_a_deletion_vector_is_refused_and_not_lost(self, tmp_path, is_added_first):
+        """One version adds it with the vector, and removes it without."""
+        table = tmp_path / "t"
+        self.log(table, 0, self.add("a.parquet"), self.add("b.parquet"))
+        again = self.add("a.parquet")
+        again["add"]["deletionVector"] = {"storageType": "u", "pathOrInlineDv": "ab", "offset": 1}
+        both = [again, {"remove": {"path": "a.parquet"}}]
+        self.log(table, 1, *(both if is_added_first else both[::-1]))
+        with pytest.raises(FormatError, match=r"a\.parquet has a deletion vector"):
+            find_files(table)
+
+    @pytest.mark.parametrize("versions", [(1, 2), (0, 2), (4,)])
+    def test_a_log_that_lacks_versions_is_refused(self, tmp_path, versions):
+        """Old ones are removed once there is a checkpoint; without that, the files that they added would be left out."""
+        table = tmp_path / "t"
+        for version in versions:
+            write(table / f"{version}.parquet")
+            self.log(table, version, self.add(f"{version}.parquet"))
+        with pytest.raises(FormatError, match=r"lacks versions.*Copy the whole log"):
+            find_files(table)
+
+    def test_a_checkpoint_with_sidecars_is_refused(self, tmp_path):
+        table = tmp_path / "t"
+        self.log(table, 0, self.add("a.parquet"))
+        rows = pa.table({"add": pa.array([None], pa.struct({"path": pa.string()})), "sidecar": ["more.parquet"]})
+        pq.write_table(rows, table / "_delta_log" / f"{0:020}.checkpoint.parquet")
+        (table / "_delta_log" / "_last_checkpoint").write_text(json.dumps({"version": 0, "size": 2}))
+        with pytest.raises(FormatError, match="it has sidecar files, which hotbed does not read"):
+            find_files(table)
 
     def test_an_iceberg_table_is_refused_with_the_way_out(self, tmp_path):
         write(tmp_path / "t" / "data" / "a.parquet")

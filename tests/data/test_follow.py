@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from hotbed.data.follow.folder import FolderSource
-from hotbed.data.follow.journal import Journal
 from hotbed.data.follow.loader import FollowLoader, Place
-from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, TRAIN, Arrival
+from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, TRAIN, Arrival, Journal
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.times import TimeColumn
 from hotbed.errors import DataError, FormatError, RunError

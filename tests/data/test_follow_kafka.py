@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hotbed.data.follow.journal import Journal
 from hotbed.data.follow.kafka import SETTINGS, KafkaSource, Topic, connect_consumer
 from hotbed.data.follow.loader import FollowLoader
+from hotbed.data.follow.source import Journal
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.times import TimeColumn
 from hotbed.errors import ConfigError, DataError, FormatError

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hotbed.cli import prepare as cli
+from hotbed.cli import prepare_report
 from hotbed.cli.prepare import prepare_command
 from hotbed.data.schema import Schema
 from tests.data.raw_files import criteo_line, write
@@ -183,11 +183,11 @@ def test_a_row_that_nothing_trains_is_told_once_with_the_way_out(tmp_path):
     assert "nothing trains it" not in output
 
 
-def test_ids_that_share_by_chance_are_told(tmp_path, monkeypatch):
+def test_ids_that_share_by_chance_are_reported(tmp_path, monkeypatch):
     raw = write(tmp_path / "f.csv", "click,city,ad", *(f"{i % 2},c{i % 3},a{i}" for i in range(60)))
     told = "ids share one of 10 rows with another id"
     assert told not in run(raw, "--out", tmp_path / "listed")[1]
-    monkeypatch.setattr(cli, "_SOME_PAIRS", 1e-30)
+    monkeypatch.setattr(prepare_report, "_SOME_PAIRS", 1e-30)
     code, output = run(raw, "--out", tmp_path / "hash", "--ids-mode", "hash", "--hash-rows", "10")
     assert code == 0, output
     assert told in output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotbed.cli.prepare_hints import hints
+from hotbed.cli.prepare_report import hints
 from hotbed.data.prepare.guess import guess_id, is_named_id
 from hotbed.data.prepare.prepare import PrepareReport, prepare
 from hotbed.data.raw_reader import RawReader

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.arrays import ArrayFile, write_arrays
-from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, merge_feature
+from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, load_feature, merge_table
 from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import IdFeature
 from hotbed.errors import ConfigError, DataError
@@ -38,7 +38,8 @@ def test_the_vocabulary_is_what_a_min_count_would_give(tmp_path_factory, pieces,
     (directory / "counts").mkdir()
     files = [write_piece(directory / "work" / f"p{i}", ids) for i, ids in enumerate(pieces)]
     rule = IdRule("vocabulary", min_count)
-    made = merge_feature(0, IdFeature("f", 0), files, rule, most_ids * BYTES_OF_ID, directory / "work")
+    merge_table({0: IdFeature("f", 0)}, files, rule, most_ids * BYTES_OF_ID, directory / "work")
+    made = load_feature(0, directory / "work")
     true = Counter(id_ for ids in pieces for id_ in ids)
     assert (made.counting == "sketch") == (made.count_error > 0)
     if len(true) <= most_ids:

@@ -5,7 +5,7 @@ whole         its time is `settle` seconds ago, or its size and time have not ch
               begin with `.` or `_`, or end with .tmp, .part, .partial, .crdownload or ._COPYING_, are being written and are
               never taken.
 order         of the files that are whole, that of their paths below the folder; `day=2026-11-16/hour=05/a.parquet` sorts right.
-late          a file whose path sorts before one that was taken is trained when it comes, or left out, as asked.
+late          a file whose path sorts before one that was taken is trained when it comes, or left out: follow.late.
 duplicate     a path is taken once. A new path with the content of a file that was trained is listed and not trained.
 changed       a file that was taken must not change: its digest is compared when it is read (again).
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Taken
+from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Journal
 from hotbed.data.formats import Chunk
 from hotbed.data.prepare.inputs import file_stamp
 from hotbed.data.raw_reader import RawReader
@@ -76,7 +76,7 @@ class FolderSource:
         self._since: dict[ListedFile, float] = {}  # files that were not taken -> when they were first seen as they are
         self._train_late, self._skip = train_late, frozenset(skip)
 
-    def arrived(self, taken: Taken) -> list[Arrival]:
+    def arrived(self, taken: Journal) -> list[Arrival]:
         found: list[Arrival] = []
         marks: set[str] = set()
         new = [one for one in list_files(self._folder) if one.size and not taken.has_name(one.name)]
@@ -107,7 +107,7 @@ class FolderSource:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _arrival(self, file: ListedFile, taken: Taken, marks: set[str]) -> Arrival | None:
+    def _arrival(self, file: ListedFile, taken: Journal, marks: set[str]) -> Arrival | None:
         try:
             mark = digest(self._folder / file.name)
             still = (self._folder / file.name).stat()

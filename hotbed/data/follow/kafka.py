@@ -2,7 +2,7 @@
 
     kafka://broker:9092/clicks       several brokers: kafka://one:9092,two:9092/clicks
 
-An arrival is a range of offsets of one partition: BLOCK messages where there are so many, fewer when the first of them has
+An arrival is a range of offsets of one partition: up to BLOCK messages, fewer when the first of them has
 waited for `settle` seconds. The journal of the run has the ranges in the order in which they are trained, and the checkpoint a
 place in it; the broker's own consumer offsets are neither read nor written. So every message is trained once, whatever is
 killed, and a resumed run trains the ranges that were written down in the same order. Partitions take turns.
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from hotbed.data.follow.source import Arrival, Taken
+from hotbed.data.follow.source import Arrival, Journal
 from hotbed.data.formats.chunk import BadRow, Chunk, shorten
 from hotbed.data.formats.parquet import read_columns, shown_row
 from hotbed.data.raw_reader import RawReader
@@ -97,7 +97,7 @@ class KafkaSource:
         self._consumer = (connect or connect_consumer)(topic)
         self._waiting: dict[int, float] = {}  # partition -> since when a part of a block is there
 
-    def arrived(self, taken: Taken) -> list[Arrival]:
+    def arrived(self, taken: Journal) -> list[Arrival]:
         now, turns = self._clock(), []
         for partition in self._partitions():
             low, high = self._watermarks(partition)
@@ -152,7 +152,7 @@ class KafkaSource:
             self._consumer.assign([])
 
     def _after_error(self, error: Any, at: int, end: int) -> int:
-        """The offset to go on from; a DataError for what does not pass by itself."""
+        """The offset to continue from; a DataError for what does not pass by itself."""
         if error.code() == _END_OF_PARTITION:
             return end
         if error.retriable():

@@ -20,10 +20,9 @@ import numpy as np
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import EncodedRows
-from hotbed.data.follow.journal import Journal
-from hotbed.data.follow.source import Arrival, Source
+from hotbed.data.follow.source import Arrival, Journal, Source
 from hotbed.data.formats.chunk import offsets_of
-from hotbed.data.loader.loader import Dealt
+from hotbed.data.loader.loader import RankHistory
 from hotbed.data.prepare.quarantine import Quarantine
 from hotbed.data.raw_reader import RawReader, batch_of
 from hotbed.data.times import SECOND
@@ -108,7 +107,7 @@ class FollowLoader:
         self.journal.append(self.source.arrived(self.journal))
         return any(one.is_trained for one in self.journal.entries[self.next.arrival :])
 
-    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+    def epoch(self, epoch: int, start_batch: int = 0, history: RankHistory = ()) -> Generator[Batch, None, None]:
         """The batches that are there, from `next` on; `start_batch` is how many were trained."""
         self._ahead.clear()
         self._seconds.clear()

@@ -1,4 +1,4 @@
-"""Raw files in, chunks of columns and bad rows out; one module per format, chosen by name or by inspecting the file.
+"""Raw files in, chunks of columns and bad rows out; chosen by name or by inspecting the file.
 
     criteo    label, 13 integers, 26 hex strings, tab separated, no header
     csv       a header, then one row a line; any one-character delimiter
@@ -32,8 +32,7 @@ from hotbed.data.formats.chunk import (
 )
 from hotbed.data.formats.criteo import CriteoFormat
 from hotbed.data.formats.csv import CsvFormat
-from hotbed.data.formats.libsvm import LibsvmFormat
-from hotbed.data.formats.lists import ListsFormat
+from hotbed.data.formats.lines import LINE_FORMATS, LineFormat
 from hotbed.data.formats.parquet import ParquetFormat
 from hotbed.errors import ConfigError
 
@@ -77,10 +76,8 @@ def open_format(
         return CsvFormat(delimiter)
     if name == "parquet":
         return ParquetFormat(wanted, time)
-    if name == "libsvm":
-        return LibsvmFormat()
-    if name == "lists":
-        return ListsFormat()
+    if name in LINE_FORMATS:
+        return LineFormat(name)
     raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")
 
 

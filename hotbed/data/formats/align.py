@@ -5,6 +5,8 @@ Rules, for Parquet and Arrow files of one dataset:
 - The dataset has every column that some file has. Where a file lacks one, its values are missing there.
 - Integers of any width are one type, floats and decimals another; where both occur, all are read as floats.
 - A column without a type (all null) takes that of the other files. Any other difference is an error when the file is read.
+- Ids that are text in one file and floats, booleans or times in another are an error (`mixed`): 1.0 and true have more than one
+  spelling as text, so one id would become two. Integers have one, and are read like text.
 
 `unify` reads the footers and finds the columns; `AlignedFormat` reads one file that way. A text file has no types, so all text
 files of a dataset need the same columns (layout.py), but they too can have partition columns.
@@ -22,7 +24,7 @@ import pyarrow as pa
 
 from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Floats, Format, Integers, Lists, Reel, Scalar, Text
 from hotbed.data.formats.parquet import schema_of
-from hotbed.host.ahead import run_ahead
+from hotbed.host.threads import run_ahead
 
 _FOOTERS_AT_ONCE = 8
 Kind = Literal["integer", "float", "text", "time", "none", "other"]
@@ -35,19 +37,28 @@ class ColumnKind(NamedTuple):
     is_list: bool = False
 
 
+class MixedTypes(NamedTuple):
+    """Of a column whose values in two files cannot be compared as ids."""
+
+    first: str  # how the first file has it
+    where: str  # both types, and the files
+
+
 class UnifiedColumns(NamedTuple):
     """The columns of all files."""
 
     kinds: dict[str, ColumnKind]
     lacking: dict[str, list[str]]  # column -> files that lack it
+    mixed: dict[str, MixedTypes]
 
 
-NO_COLUMNS = UnifiedColumns({}, {})
+NO_COLUMNS = UnifiedColumns({}, {}, {})
 
 
 def unify(paths: Sequence[Path]) -> UnifiedColumns:
     """The columns of Parquet and Arrow files, from their footers."""
-    found = list(run_ahead(_kinds_in, paths, threads=_FOOTERS_AT_ONCE, ahead=_FOOTERS_AT_ONCE))
+    schemas = list(run_ahead(schema_of, paths, threads=_FOOTERS_AT_ONCE, ahead=_FOOTERS_AT_ONCE))
+    found = [{field.name: _kind(field.type) for field in schema} for schema in schemas]
     kinds: dict[str, ColumnKind] = {}
     for of_file in found:
         for name, kind in of_file.items():
@@ -59,11 +70,30 @@ def unify(paths: Sequence[Path]) -> UnifiedColumns:
         name: [str(path) for path, of_file in zip(paths, found) if of_file.get(name, ColumnKind("none")).kind == "none"]
         for name in kinds
     }
-    return UnifiedColumns(kinds, {name: files for name, files in lacking.items() if files})
+    return UnifiedColumns(kinds, {name: files for name, files in lacking.items() if files}, _mixed(paths, schemas))
 
 
-def _kinds_in(path: Path) -> dict[str, ColumnKind]:
-    return {field.name: _kind(field.type) for field in schema_of(path)}
+def _mixed(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> dict[str, MixedTypes]:
+    first: dict[str, dict[str, str]] = {}  # column -> spelling -> where
+    for path, schema in zip(paths, schemas):
+        for field in schema:
+            first.setdefault(field.name, {}).setdefault(_spelling(field.type), f"{field.type} in {path}")
+    clashes = [{"text", other} for other in ("float", "boolean", "time")]
+    clashes += [{"time", other} for other in ("integer", "float", "boolean")]
+    found: dict[str, MixedTypes] = {}
+    for name, places in first.items():
+        for pair in clashes:
+            if pair <= places.keys():
+                where = " and ".join(places[one] for one in sorted(pair))
+                found.setdefault(name, MixedTypes(next(iter(places)), where))
+    return found
+
+
+def _spelling(kind: pa.DataType) -> str:
+    """How a value would be written as text: its kind, or boolean."""
+    while hasattr(kind, "value_type") and not pa.types.is_map(kind):
+        kind = kind.value_type
+    return "boolean" if pa.types.is_boolean(kind) else _kind(kind).kind
 
 
 def _kind(kind: pa.DataType) -> ColumnKind:

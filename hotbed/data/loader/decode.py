@@ -39,8 +39,8 @@ from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError, RemoteError
 from hotbed.files import RemotePath, readable
+from hotbed.host.devices import pinned_empty
 from hotbed.host.jit import njit
-from hotbed.host.pinned import pinned_empty
 from hotbed.types import Jagged
 
 _CHANGED = (

@@ -41,15 +41,15 @@ from hotbed.data.loader.decode import Buffers, ColumnSet, decode, fetch_ahead
 from hotbed.data.loader.slab import Slab, SlabRange, slab_ranges
 from hotbed.errors import ConfigError
 from hotbed.files import is_remote
-from hotbed.host.ahead import run_ahead
 from hotbed.host.pool import num_threads
+from hotbed.host.threads import run_ahead
 from hotbed.telemetry.spans import recorded
 from hotbed.types import Batch
 
 SHUFFLE_ROWS = 1 << 17
 PLAIN_ROWS = 1 << 15
 Run = tuple[int, int]  # first row of the epoch, and the one after the last
-Dealt = Sequence[tuple[int, int]]  # (first batch, ranks) since the epoch began
+RankHistory = Sequence[tuple[int, int]]  # (first batch, ranks) since the epoch began
 
 
 class Share(NamedTuple):
@@ -62,12 +62,12 @@ class Share(NamedTuple):
         """Its samples of a full batch."""
         return batch_size // self.world + (self.rank < batch_size % self.world)
 
-    def runs_from(self, num_rows: int, batch_size: int, dealt: Dealt, batch: int) -> list[Run]:
-        """Its rows of an epoch from a batch on; `dealt` ends with the current number of ranks."""
-        first, world = dealt[-1]
-        assert world == self.world, f"dealt to {world} ranks, but there are {self.world}"
+    def runs_from(self, num_rows: int, batch_size: int, history: RankHistory, batch: int) -> list[Run]:
+        """Its rows of an epoch from a batch on; `history` ends with the current number of ranks."""
+        first, world = history[-1]
+        assert world == self.world, f"an epoch of {world} ranks, but there are {self.world}"
         left: list[Run] = [(0, num_rows)]
-        for (begin, ranks), (end, _) in pairwise(dealt):
+        for (begin, ranks), (end, _) in pairwise(history):
             shares = [Share(rank, ranks) for rank in range(ranks)]
             left = [run for share in shares for run in share._rest(left, batch_size, end - begin)]
         return self._rest(left, batch_size, batch - first)
@@ -171,21 +171,23 @@ class Loader:
         """Samples of a batch, of all ranks together."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
-    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+    def epoch(self, epoch: int, start_batch: int = 0, history: RankHistory = ()) -> Generator[Batch, None, None]:
         """The batches of an epoch from `start_batch` on; the last one may be smaller. Close it to stop early.
 
-        `dealt` is the history of an epoch that was started with other numbers of ranks.
+        `history` is that of an epoch that was started with other numbers of ranks.
         """
-        return self._read(ColumnSet(self._schema), epoch, start_batch, dealt)
+        return self._read(ColumnSet(self._schema), epoch, start_batch, history)
 
-    def id_batches(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+    def id_batches(self, epoch: int, start_batch: int = 0, history: RankHistory = ()) -> Generator[Batch, None, None]:
         """The same batches with ids only: no dense columns, labels NaN. Nothing else is decoded."""
-        return self._read(ColumnSet(self._schema, only_ids=True), epoch, start_batch, dealt)
+        return self._read(ColumnSet(self._schema, only_ids=True), epoch, start_batch, history)
 
-    def _read(self, columns: ColumnSet, epoch: int, start_batch: int, dealt: Dealt) -> Generator[Batch, None, None]:
+    def _read(
+        self, columns: ColumnSet, epoch: int, start_batch: int, history: RankHistory
+    ) -> Generator[Batch, None, None]:
         if not 0 <= start_batch <= len(self):
             raise ConfigError(f"start_batch is {start_batch}; the epoch has {len(self)} batches.")
-        history = dealt or [(0, self._share.world)]
+        history = history or [(0, self._share.world)]
         runs = self._share.runs_from(self.num_rows, self.batch_size, history, start_batch)
         pieces = [piece for run in runs for piece in _pieces(self._blocks(epoch), run)]
         return self._cut(epoch, pieces, len(self) - start_batch, columns)

@@ -27,6 +27,7 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _WILDCARD = re.compile(r"[*?\[]")
 _VERSION = re.compile(r"(\d{20})\.json")
 Partition = tuple[tuple[str, str | None], ...]
+_DeltaFile = tuple[str, str]  # path, deletion vector
 
 
 class FoundFile(NamedTuple):
@@ -124,11 +125,18 @@ def _value_of(name: str) -> tuple[str, str | None]:
 def _delta_files(table: Path) -> Iterator[FoundFile]:
     """The files of the newest version of a Delta table: what its log added and did not remove."""
     log = table / "_delta_log"
-    live: dict[str, dict[str, Any]] = {}
+    live: dict[_DeltaFile, dict[str, Any]] = {}
     since = _delta_checkpoint(log, live)
     versions = sorted(path for path in log.iterdir() if _VERSION.fullmatch(path.name) and int(path.stem) > since)
     if not versions and since < 0:
         raise FormatError(f"{log} has no version of the table. Wait until it is written.")
+    if [int(path.stem) for path in versions] != list(range(since + 1, since + 1 + len(versions))):
+        found = ", ".join(str(int(path.stem)) for path in versions[:5])
+        raise FormatError(
+            f"{log} lacks versions: after {f'the checkpoint of version {since}' if since >= 0 else 'the beginning'} it has "
+            f"{found}{', ...' if len(versions) > 5 else ''}. Which files count is not known without them. Copy the whole log, "
+            "with _last_checkpoint and the checkpoint that it names."
+        )
     try:
         for path in versions:
             for line in path.read_text().splitlines():
@@ -138,7 +146,7 @@ def _delta_files(table: Path) -> Iterator[FoundFile]:
         raise FormatError(f"{log} cannot be read as the log of a Delta table ({error!r}).") from error
     if not live:
         raise FormatError(f"{table} is a Delta table without files.")
-    for name, add in sorted(live.items()):
+    for (name, _), add in sorted(live.items()):
         if add.get("deletionVector"):
             raise FormatError(
                 f"{table / name} has a deletion vector: some of its rows are deleted. Write them out of the files first: "
@@ -149,7 +157,7 @@ def _delta_files(table: Path) -> Iterator[FoundFile]:
         yield FoundFile(table / unquote(name), tuple((column, value or None) for column, value in pairs))
 
 
-def _delta_checkpoint(log: Path, live: dict[str, dict[str, Any]]) -> int:
+def _delta_checkpoint(log: Path, live: dict[_DeltaFile, dict[str, Any]]) -> int:
     """Take the files of the newest checkpoint; its version, or -1."""
     import pyarrow.parquet as pq
 
@@ -164,19 +172,28 @@ def _delta_checkpoint(log: Path, live: dict[str, dict[str, Any]]) -> int:
             names = [f"{version:020}.checkpoint.{part:010}.{count:010}.parquet" for part in range(1, count + 1)]
         for name in names:
             with (log / name).open("rb") as file:
-                for add in pq.ParquetFile(file).read(columns=["add"])["add"].to_pylist():
+                content = pq.ParquetFile(file)
+                if "sidecar" in content.schema_arrow.names:
+                    raise ValueError("it has sidecar files, which hotbed does not read")
+                for add in content.read(columns=["add"])["add"].to_pylist():
                     if add is not None and add.get("path"):
-                        live[add["path"]] = add
+                        live[_delta_file(add)] = add
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"the checkpoint of {log} cannot be read ({error!r}).") from error
     return version
 
 
-def _apply(action: dict[str, Any], live: dict[str, dict[str, Any]]) -> None:
+def _apply(action: dict[str, Any], live: dict[_DeltaFile, dict[str, Any]]) -> None:
     if add := action.get("add"):
-        live[add["path"]] = add
+        live[_delta_file(add)] = add
     if remove := action.get("remove"):
-        live.pop(remove["path"], None)
+        live.pop(_delta_file(remove), None)
+
+
+def _delta_file(action: dict[str, Any]) -> _DeltaFile:
+    """A file is named with its deletion vector: one that gets another is added and removed in one version, in any order."""
+    vector = action.get("deletionVector") or {}
+    return action["path"], "|".join(str(vector.get(part)) for part in ("storageType", "pathOrInlineDv", "offset"))
 
 
 def _hugging_face_splits(directory: Path) -> list[str]:

@@ -5,20 +5,14 @@ ids, lists are bags. A text column (CSV) holds numbers if nine tenths of its val
 then a bad row. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log buckets,
 named COLUMN_bucket) or "both", unless they look like ids (guess.py). `*` in `ids` or `dense` means every column not named
 elsewhere.
-
-`joined_columns` finds text columns whose values look like several ids, and their separator. Without a separator, `news|art`,
-`art|food` and `news|food` are three different ids, and the model learns nothing about `art`. The criterion: many values contain
-the separator, and few parts make up many of them. The result is only a hint for the user: an address or a user agent may look
-the same.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,21 +20,13 @@ from numpy.typing import NDArray
 
 from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
-from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.prepare.guess import IdGuess, guess_id
-from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature
-from hotbed.data.times import looks_like_time
-from hotbed.data.values import LabelReader, LabelThreshold, Target, value_text
+from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature, features_by_table
+from hotbed.data.times import TimeColumn
+from hotbed.data.values import LabelThreshold, Target
 from hotbed.errors import ConfigError, FormatError
 
-_LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
-_MEAN_ONE = ("1", "yes", "y", "true", "t", "click", "clicked", "pos", "positive", "on", "+1", "1.0")
-_SEPARATORS = "|;,^~"
-_ROWS = 2000  # that are inspected
-_SHARE = 0.3  # at least this share of the values has the separator
-_FEWEST = 5  # at least this many of them are distinct
-_MAKE_UP = 2  # at least this many values per part
 Kind = Literal["integer", "float", "string", "list"]
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 INTEGER_MODES = ("log", "bucket", "both")
@@ -84,10 +70,60 @@ class LayoutOptions:
     sequences: Mapping[str, SequenceOption] = field(default_factory=dict)
     drop: Sequence[str] = ()
     integers: str = "log"
-    time: str | None = None
+    clock: TimeColumn | None = None
     targets: Sequence[Target] = ()  # further labels, and the weight
-    time_unit: str = "s"
     time_features: Sequence[str] = ()  # made of the time column: hour, weekday
+    share: Mapping[str, str] = field(default_factory=dict)  # feature -> the feature whose table it reads
+
+    @property
+    def time(self) -> str | None:
+        """The name of the time column."""
+        return None if self.clock is None else self.clock.name
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        label: str | None = None,
+        positive: str | None = None,
+        dense: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        multi: Mapping[str, str] | None = None,
+        sequence: Sequence[str] = (),
+        task: Sequence[str] = (),
+        weight: str | None = None,
+        drop: Sequence[str] = (),
+        integers: str = "log",
+        time_column: str | None = None,
+        time_features: Sequence[str] = (),
+        share: Mapping[str, str] | None = None,
+    ) -> LayoutOptions:
+        """From the arguments of `prepare`."""
+        return cls(
+            _label_of(label, positive),
+            tuple(dense),
+            tuple(ids),
+            dict(multi or {}),
+            {one.name: one for one in map(SequenceOption.parse, sequence)},
+            tuple(drop),
+            integers,
+            None if time_column is None else TimeColumn.parse(time_column),
+            parse_targets(task, weight),
+            tuple(time_features),
+            dict(share or {}),
+        )
+
+
+def _label_of(label: str | None, positive: str | None) -> str | None:
+    """The label column; `rating>=4` names it too."""
+    threshold = None if positive is None else LabelThreshold.parse(positive)
+    if threshold is None or not threshold.column:
+        return label
+    if label not in (None, threshold.column):
+        raise ConfigError(
+            f"--positive {positive} is a condition on {threshold.column}, but --label is {label}. Leave out one of the names."
+        )
+    return threshold.column
 
 
 def parse_targets(tasks: Sequence[str], weight: str | None) -> tuple[Target, ...]:
@@ -167,11 +203,43 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool, guessing: b
                 dense.append(DenseColumn(name, transform="log"))
             if options.integers in ("bucket", "both"):
                 features.append(IdFeature(name + BUCKET_SUFFIX, 0, source="bucket"))
-    for one in options.time_features:
-        features.append(IdFeature(f"{options.time}_{one}", 0, source=f"{one}:{options.time_unit}"))
+    if options.clock is not None:
+        clock = options.clock
+        features += [IdFeature(f"{clock.name}_{one}", 0, source=f"{one}:{clock.unit}") for one in options.time_features]
     _check_names(label, dense, features)
+    features = share_tables(features, options.share)
     return ColumnLayout(
         label, tuple(dense), tuple(features), options.time, tuple(options.targets), tuple(guesses.items())
+    )
+
+
+def share_tables(features: Sequence[IdFeature], share: Mapping[str, str]) -> list[IdFeature]:
+    """The features, with those of one table side by side; one ConfigError lists all that cannot share."""
+    known = {one.name: one for one in features}
+    mistakes = []
+    for name, owner in share.items():
+        option = f"--share {name}={owner}"
+        for one in (name, owner):
+            if one not in known:
+                mistakes.append(f"{option}: {one} is not a column of ids. They are: {', '.join(known)}.")
+        if name == owner or owner in share:
+            mistakes.append(f"{option}: {owner} must have a table of its own; name the same one for all that share it.")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    shared = [replace(one, shares=share.get(one.name, "")) for one in features]
+    return [one for of_table in features_by_table(shared).values() for one in _alike(of_table)]
+
+
+def _alike(features: Sequence[IdFeature]) -> list[IdFeature]:
+    """Features of one table, whose raw values become ids in one way."""
+    sources = {one.source for one in features}
+    if len(sources) == 1:
+        return list(features)
+    if sources == {"integer", "string"}:  # 7 and "7" are the same id as text
+        return [replace(one, source="string") for one in features]
+    table, names = features[0].table, ", ".join(f"{one.name} ({one.source})" for one in features)
+    raise ConfigError(
+        f"--share: the values of {names} become ids in different ways, so they cannot share table {table}."
     )
 
 
@@ -287,74 +355,3 @@ def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[Id
             raise ConfigError(f"column {feature.name!r} cannot be the name of a file. Rename it or --drop it.")
     if len(names) == 1:
         raise ConfigError("no column is left to learn from. Name some with --ids or --dense, or drop fewer.")
-
-
-def joined_columns(chunk: Chunk, layout: ColumnLayout) -> dict[str, str]:
-    """Column -> separator, for features whose values would be read as one id each."""
-    found = {}
-    for feature in layout.features:
-        column = chunk.columns.get(feature.name)
-        if feature.multi or feature.source != "string" or not isinstance(column, Text):
-            continue
-        values = [column.string(i) for i in range(min(len(column.starts), _ROWS))]
-        separator = _separator([value for value in values if value])
-        if separator:
-            found[feature.name] = separator
-    return found
-
-
-def time_columns(chunk: Chunk, layout: ColumnLayout) -> dict[str, str]:
-    """Text columns that hold times but would be read as ids -> plain, or format if a format must be named."""
-    found: dict[str, str] = {}
-    for feature in layout.features:
-        column = chunk.columns.get(feature.name)
-        if feature.source == "string" and isinstance(column, Text):
-            kind = looks_like_time([column.string(i) for i in range(min(len(column.starts), _ROWS))])
-            found |= {feature.name: kind} if kind else {}
-    return found
-
-
-def _separator(values: list[str]) -> str:
-    for one in _SEPARATORS:
-        joined = [value for value in values if one in value]
-        parts = {part.strip() for value in joined for part in value.split(one)}
-        if len(joined) < _SHARE * len(values) or len(set(joined)) < max(_FEWEST, _MAKE_UP * len(parts)):
-            continue
-        return one
-    return ""
-
-
-def label_hint(chunk: Chunk, label: LabelReader) -> str:
-    """The values of the label and the option to use; empty if all of them can be read."""
-    column = chunk.columns[label.name]
-    if isinstance(column, Lists | HashedText | Instants):
-        return ""
-    texts = (value_text(column, row) for row in range(min(_LABELS, len(chunk.lines))))
-    seen = Counter(text for text in texts if text)
-    is_word = label.positive is not None and LabelThreshold.parse(label.positive) is None
-    if label.positive in seen or (seen and not is_word and all(label.reads(text) for text in seen)):
-        return ""
-    shown = ", ".join(repr(shorten(text)) for text in list(seen)[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
-    rows = min(_LABELS, len(chunk.lines))
-    given = f"None of the first {rows:,} labels is {label.positive!r} (--positive). " if label.positive else ""
-    if not seen:
-        return f"{given}Column {label.name} is empty. --label names another one."
-    found = f"{given}Values of {label.name}: {shown}."
-    if len(seen) != 2 and not _like(seen, label.positive):
-        return f"{found} A label has two values; --label names another column, --positive VALUE the value that means 1."
-    word = _like(seen, label.positive) or _likely(seen)
-    return f"{found} --positive {shlex.quote(word)} says that {word!r} means 1."
-
-
-def _like(seen: Counter[str], positive: str | None) -> str | None:
-    """The value that differs from `positive` only in case."""
-    return next((text for text in seen if positive is not None and text.lower() == positive.strip().lower()), None)
-
-
-def _likely(seen: Counter[str]) -> str:
-    """A word that commonly means 1, else the rarer value."""
-    for word in _MEAN_ONE:
-        for text in seen:
-            if text.lower() == word:
-                return text
-    return min(seen, key=lambda text: seen[text])

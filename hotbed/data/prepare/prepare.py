@@ -16,27 +16,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
 from hotbed.data.prepare.guess import IdGuess
+from hotbed.data.prepare.hints import find_leaks, joined_columns, label_hint, time_columns
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
 from hotbed.data.prepare.layout import (
     ColumnLayout,
     LayoutOptions,
-    SequenceOption,
     choose_layout,
-    joined_columns,
-    label_hint,
-    parse_targets,
-    time_columns,
 )
-from hotbed.data.prepare.leaks import find_leaks
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
-from hotbed.data.prepare.publish import publishing
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.sort import SortedFormat
 from hotbed.data.prepare.splits import TRAIN, SplitRule
@@ -54,9 +48,8 @@ from hotbed.data.prepare.stages import (
 from hotbed.data.prepare.workers import MEMORY_OF_WORKER, RayWorkers, Workers, WorkerThreads
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
-from hotbed.data.times import TimeColumn
-from hotbed.data.values import LabelReader, LabelThreshold
-from hotbed.data.workspace import Workspace
+from hotbed.data.values import LabelReader
+from hotbed.data.workspace import Workspace, publishing
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
@@ -96,6 +89,7 @@ def prepare(
     ids: Sequence[str] = (),
     multi: Mapping[str, str] | None = None,
     sequence: Sequence[str] = (),
+    share: Mapping[str, str] | None = None,
     task: Sequence[str] = (),
     weight: str | None = None,
     drop: Sequence[str] = (),
@@ -124,21 +118,11 @@ def prepare(
     """
     started = time.perf_counter()
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
-    label = _label_of(label, positive)
-    clock = None if time_column is None else TimeColumn.parse(time_column)
-    options = LayoutOptions(
-        label,
-        tuple(dense),
-        tuple(ids),
-        dict(multi or {}),
-        {one.name: one for one in map(SequenceOption.parse, sequence)},
-        tuple(drop),
-        integers,
-        clock.name if clock else None,
-        parse_targets(task, weight),
-        clock.unit if clock else "s",
-        tuple(time_features),
-    )
+    options = LayoutOptions.parse(
+        label=label, positive=positive, dense=dense, ids=ids, multi=multi, sequence=sequence, task=task, weight=weight,
+        drop=drop, integers=integers, time_column=time_column, time_features=time_features, share=share,
+    )  # fmt: skip
+    clock = options.clock
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and clock is None:
         raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
@@ -253,36 +237,13 @@ def look_at(
     inputs: Input | Sequence[Input],
     *,
     format: str | None = None,
-    label: str | None = None,
     positive: str | None = None,
-    dense: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    multi: Mapping[str, str] | None = None,
-    sequence: Sequence[str] = (),
-    task: Sequence[str] = (),
-    weight: str | None = None,
-    drop: Sequence[str] = (),
-    integers: str = "log",
-    time_column: str | None = None,
-    time_features: Sequence[str] = (),
     max_bad: str | int = "1%",
     delimiter: str | None = None,
+    **columns: Any,
 ) -> FirstLook:
     """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
-    clock = None if time_column is None else TimeColumn.parse(time_column)
-    options = LayoutOptions(
-        _label_of(label, positive),
-        tuple(dense),
-        tuple(ids),
-        dict(multi or {}),
-        {one.name: one for one in map(SequenceOption.parse, sequence)},
-        tuple(drop),
-        integers,
-        clock.name if clock else None,
-        parse_targets(task, weight),
-        clock.unit if clock else "s",
-        tuple(time_features),
-    )
+    options = LayoutOptions.parse(positive=positive, **columns)
     sources = list_sources(inputs)
     readers = _readers(sources, format, delimiter, options, lambda _: None)
     return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
@@ -333,6 +294,15 @@ def _aligned(
         if name in (options.time, options.label):
             raise FormatError(f"{paths[0]} has no column {name}, which every file needs.")
         say(f"column {name}: {len(paths)} of {len(files)} files lack it, first {paths[0]}; it is missing in their rows")
+    named = {*options.ids, *options.multi, *options.sequences}
+    numbers = {*options.dense, options.label, options.time, *(target.name for target in options.targets)}
+    for name, mixed in found.mixed.items():
+        is_number = name in numbers or (mixed.first == "float" and name not in named)  # as it is guessed
+        if name in wanted and name not in partitions[0] and not is_number:
+            raise FormatError(
+                f"column {name} is {mixed.where}: the same id would be spelled in two ways. Write it with one type; or leave "
+                f"it out with --drop {name}, or read it as a number with --dense {name}."
+            )
     kinds = found.kinds if lacking or any(kind.kind == "float" for kind in found.kinds.values()) else {}
     if not kinds and not partitions[0]:
         return {}
@@ -357,9 +327,8 @@ def _first_look(
             if len(chunk.lines):
                 layout = choose_layout(chunk, options, reader.typed, guessing=reader.name in ("csv", "parquet"))
                 label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
-                return FirstLook(
-                    layout, joined_columns(chunk, layout), time_columns(chunk, layout), label_hint(chunk, label)
-                )
+                joined, times = joined_columns(chunk, layout.features), time_columns(chunk, layout.features)
+                return FirstLook(layout, joined, times, label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)
@@ -373,18 +342,6 @@ def _check_negatives(share: float, rule: SplitRule | None) -> None:
             "--keep-negatives needs to know the split of a row when it is read: use fractions (--splits train=0.8,test=0.2) or "
             "a file for each split (train=a.csv test=b.csv)."
         )
-
-
-def _label_of(label: str | None, positive: str | None) -> str | None:
-    """The label column; `rating>=4` names it too."""
-    threshold = None if positive is None else LabelThreshold.parse(positive)
-    if threshold is None or not threshold.column:
-        return label
-    if label not in (None, threshold.column):
-        raise ConfigError(
-            f"--positive {positive} is a condition on {threshold.column}, but --label is {label}. Leave out one of the names."
-        )
-    return threshold.column
 
 
 def _check_positive(assigned: RowAssignment, positive: str | None, hint: str) -> None:

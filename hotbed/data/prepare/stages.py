@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,13 +31,13 @@ from hotbed.data.prepare.arrays import write_whole
 from hotbed.data.prepare.assign import RowAssignment, used_reels
 from hotbed.data.prepare.inputs import FileStamp, RawSource
 from hotbed.data.prepare.layout import ColumnLayout
-from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, load_feature, merge_feature
+from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, load_feature, merge_table
 from hotbed.data.prepare.parse import PrepareProgress, Recipe, ReelFacts, ReelTask, parse_reel
 from hotbed.data.prepare.piece import PIECE_IDS
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.workers import Progress, Workers
 from hotbed.data.prepare.write import DatasetPart, FinalColumns, Pieces, cut_parts, write_part
-from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.schema import IdFeature, Schema, features_by_table
 from hotbed.data.workspace import Workspace
 from hotbed.errors import FormatError
 from hotbed.host.atomic import flush_to_disk, make_folder
@@ -138,34 +138,35 @@ def _reel_tasks(job: PrepareJob) -> Iterator[ReelTask]:
 
 
 def count_features(job: PrepareJob, assigned: RowAssignment) -> list[IdFeature]:
-    """Merge the id lists of all pieces, feature by feature."""
+    """Merge the id lists of all pieces, table by table."""
     features = job.recipe.layout.features
-    count = partial(
-        _count_feature, features=features, pieces=assigned.pieces, rule=job.ids, memory=job.memory // 2, work=job.work
-    )
-    counted = job.workers.run(count, range(len(features)), _no_progress, lambda n: _bytes_to_count(job, assigned, n))
+    numbers = {
+        table: [features.index(one) for one in of_table] for table, of_table in features_by_table(features).items()
+    }
+    tables = [{number: features[number] for number in of_table} for of_table in numbers.values()]
+    count = partial(_count_table, pieces=assigned.pieces, rule=job.ids, memory=job.memory // 2, work=job.work)
+    counted = job.workers.run(count, tables, _no_progress, lambda table: _bytes_to_count(job, assigned, table))
     for done, _ in enumerate(counted, 1):
-        job.report(PrepareProgress("counting", done, len(features), 0))
+        job.report(PrepareProgress("counting", done, len(tables), 0))
     merged = [load_feature(number, job.work) for number in range(len(features))]
     return [feature for feature in merged if feature is not None]
 
 
-def _count_feature(
-    number: int,
+def _count_table(
+    features: Mapping[int, IdFeature],
     progress: Progress,
     *,
-    features: Sequence[IdFeature],
     pieces: list[CountedPiece],
     rule: IdRule,
     memory: int,
     work: Path,
 ) -> None:
-    if load_feature(number, work) is None:
-        merge_feature(number, features[number], pieces, rule, memory, work)
+    if any(load_feature(number, work) is None for number in features):
+        merge_table(features, pieces, rule, memory, work)
 
 
-def _bytes_to_count(job: PrepareJob, assigned: RowAssignment, number: int) -> int:
-    return min(sum(sizes[number] for sizes in assigned.sizes) * BYTES_OF_ID, job.memory // 2)
+def _bytes_to_count(job: PrepareJob, assigned: RowAssignment, table: Mapping[int, IdFeature]) -> int:
+    return min(sum(sizes[number] for sizes in assigned.sizes for number in table) * BYTES_OF_ID, job.memory // 2)
 
 
 def _no_progress(num_bytes: int, rows: int) -> None:

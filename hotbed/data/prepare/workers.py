@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from hotbed.errors import HotbedError, RankError
-from hotbed.host.ahead import run_ahead
-from hotbed.host.ray_cluster import connect_ray
+from hotbed.host.extras import connect_ray
+from hotbed.host.threads import run_ahead
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -32,7 +32,7 @@ from hotbed.data.synthetic.kernels import (
 )
 from hotbed.data.synthetic.shapes import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
 from hotbed.errors import ConfigError
-from hotbed.host.ahead import run_all
+from hotbed.host.threads import run_all
 
 __all__ = ["MISSING_ID", "MISSING_INTEGER", "ClickBags", "ClickLog", "ClickRows"]
 

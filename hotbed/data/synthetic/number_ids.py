@@ -27,9 +27,9 @@ from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
 from hotbed.data.synthetic.text_files import raw_ids
 from hotbed.data.values import read_dense
 from hotbed.data.vocabulary import Numbering
-from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_tree, make_folder, write_file
 from hotbed.host.jit import njit
+from hotbed.host.threads import run_ahead
 
 FACTS = "facts.json"  # written last
 DRAWN = 1 << 17  # rows drawn at once

@@ -25,9 +25,9 @@ from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
 from hotbed.data.synthetic.shapes import SHAPES, Shape
 from hotbed.errors import ConfigError, DataError, without_room
-from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import put, write_file
 from hotbed.host.jit import njit
+from hotbed.host.threads import run_ahead
 
 NAME = 8  # bytes of an id's name
 FIRST_HOUR = 14102100  # 2014-10-21, midnight

@@ -26,8 +26,8 @@ from hotbed.data.synthetic.shapes import SHAPES, Shape
 from hotbed.data.values import standardise
 from hotbed.data.workspace import Workspace
 from hotbed.errors import ConfigError
-from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, make_folder, place
+from hotbed.host.threads import run_ahead
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 2_000_000, 200_000, 200_000
 BATCH_ROWS = 1 << 14  # of a record batch; 8 of them make a shuffling block of the loader

@@ -1,8 +1,13 @@
-"""libsvm text: `label index:value index:value ...`, separated by spaces or tabs; `#` starts a comment.
+"""Text formats whose lines are not columns: libsvm, and lists of items by user. Values are separated by spaces or tabs.
 
+libsvm: `label index:value index:value ...`; `#` starts a comment.
 The indices of a row become one multi-valued feature called `index`. It is a plain bag: a value must be 1 (the index is
 in the bag) or 0 (it is not). Rows with other values are bad, so that no number is silently lost; CSV or Parquet fits such data
 better. The order is free; an index may occur only once in a row, and lies in 0 .. 2**63 - 1. Labels are 0/1 or -1/1.
+
+lists: `user item item ...`, as implicit feedback is often published.
+Every item becomes a row with the columns `user`, `item` and `label`, which is 1: what a user did not do is not in the file. A
+line with a user alone has no rows. All rows of a line have its line number, so a split by fractions keeps a user in one split.
 """
 
 from __future__ import annotations
@@ -14,13 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from hotbed.data.formats.blocks import text_reels
-from hotbed.data.formats.chunk import WHOLE, Chunk, Faults, Integers, Lists, Reel, Text, offsets_of, take
+from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Faults, Integers, Lists, Reel, Text, offsets_of, take
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.formats.split import SplitRows, show_span, split_lines
 from hotbed.host.jit import njit
 
-LABEL = "label"
-INDEX = "index"
+LABEL, INDEX = "label", "index"
+USER, ITEM = "user", "item"
+_BLANKS = (32, 9, 10, 13)
 _SPACE, _TAB, _COLON, _HASH = 32, 9, 58, 35
 _REASONS = (
     "",
@@ -33,19 +39,23 @@ _REASONS = (
 )
 
 
-class LibsvmFormat:
-    name = "libsvm"
+class LineFormat:
+    """Reads the lines of a text file one by one."""
+
     typed = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def reels(self, path: Path) -> Iterator[Reel]:
         return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         for rows, bytes_read in split_lines(path, reel):
-            yield _chunk(str(path), rows, bytes_read)
+            yield LINE_FORMATS[self.name](str(path), rows, bytes_read)
 
 
-def _chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:
+def _pairs_chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:
     data = rows.text[0].data
     labels, index, reasons = _read_pairs(data, rows.begins, rows.ends)
     faults = Faults(len(rows.lines))
@@ -124,3 +134,28 @@ def _find_pairs(
                 row_of_pair[count] = row
                 count += 1
     return count
+
+
+def _items_chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:
+    data = rows.text[0].data
+    blank = np.isin(data, _BLANKS)
+    before = np.append(True, blank[:-1])
+    starts, ends = np.flatnonzero(~blank & before), np.flatnonzero(~blank & np.append(blank[1:], True)) + 1
+    line_of = np.searchsorted(rows.begins, starts, side="right") - 1  # bad lines lie between good ones
+    inside = (line_of >= 0) & (starts < np.append(rows.ends, 0)[line_of])
+    starts, ends, line_of = starts[inside], ends[inside], line_of[inside]
+    is_user = np.append(True, line_of[1:] != line_of[:-1])[: len(starts)]
+    user_of = np.cumsum(is_user) - 1
+    users, items = np.flatnonzero(is_user)[user_of[~is_user]], ~is_user
+    count = int(items.sum())
+    columns: dict[str, Column] = {
+        LABEL: Text(np.frombuffer(b"1", np.uint8), np.zeros(count, np.int64), np.ones(count, np.int64)),
+        USER: Text(data, starts[users], ends[users]),
+        ITEM: Text(data, starts[items], ends[items]),
+    }
+    lines = line_of[items]
+    show = partial(show_span, data, rows.begins[lines], rows.ends[lines])
+    return Chunk(file, columns, rows.lines[lines], show, rows.bad, bytes_read)
+
+
+LINE_FORMATS = {"libsvm": _pairs_chunk, "lists": _items_chunk}

@@ -30,7 +30,7 @@ from hotbed.data.schema import IdFeature, Schema, Split
 from hotbed.export.score import Export
 from hotbed.export.write import ExportOptions, export
 from hotbed.models import build_model
-from hotbed.run.files import write_folder
+from hotbed.run.folder import write_folder
 
 BOUNDS = {"fp32": 0.0, "fp16": 1 / 2048, "int8": 1 / 254}  # of the largest weight of a row
 

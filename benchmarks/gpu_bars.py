@@ -155,8 +155,7 @@ def measure(bars: Sequence[Bar], results: Results, add: Callable[[Result], None]
             print(f"{outcome.system:20s} {what}  skipped: {outcome.reason}\n{outcome.trace}", flush=True)
             continue
         results[one, outcome.system] = outcome
-        share = outcome.timing.memory_share
-        found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
+        found = outcome.timing.where_rows_were
         print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{found}", flush=True)
         add(outcome)
 

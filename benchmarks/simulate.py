@@ -19,10 +19,9 @@ from benchmarks.results_file import append_rows
 from benchmarks.traces import zipf_trace
 from hotbed.data.dataset import hot_rows, num_warm
 from hotbed.data.embedded import resolve
-from hotbed.forecast.id_file import TraceSource, hottest_of
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import Replay, simulate
-from hotbed.forecast.trace import read_trace
+from hotbed.forecast.trace import TraceSource, hottest_of, read_trace
 
 SHARES = (0.005, 0.015, 0.05, 0.2)
 POLICIES = ("oracle", "lfu", "lru", "static")

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.workload import KAGGLE_ROWS, batches
 from hotbed.data.dataset import Dataset, HotRows, hot_rows, num_warm
 from hotbed.data.prepare.prepare import prepare
-from hotbed.forecast.id_file import hottest_of
-from hotbed.forecast.trace import Trace, read_trace, trace_of
+from hotbed.forecast.trace import Trace, hottest_of, read_trace, trace_of
 
 
 class Log(NamedTuple):

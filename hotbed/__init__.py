@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotbed.host.kernel_cache import find_kernel_cache
-from hotbed.host.moved import keep_old_names
+from hotbed.host.startup import find_kernel_cache, keep_old_names
 
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, export, interop, models, optim

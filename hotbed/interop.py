@@ -6,7 +6,7 @@
 
 A TorchRec KeyedJaggedTensor needs nothing of this: tables take one as it is (hotbed/tables/keyed.py).
 
-Tables in, a state_dict as another library names it out, and back; every name that does not fit is told, all at once.
+Tables in, a state_dict as another library names it out, and back; every name that does not fit is reported, all at once.
 
     embedding_bag   <table>.weight: an nn.ModuleDict of nn.EmbeddingBag or nn.Embedding; of one table, or of a
                     hotbed.EmbeddingBag, also its own `weight`
@@ -159,7 +159,8 @@ def _columns(tables: EmbeddingTables, name: str, sums: str | None = None) -> Col
 def _name(tables: EmbeddingTables, table: str, style: Style) -> str:
     if style == "embedding_bag":
         return f"{table}.weight"
-    return f"{'embeddings' if tables.tables[table].pooling == 'none' else 'embedding_bags'}.{table}.weight"
+    is_pooled = set(tables.tables[table].pooling_of(table).values()) != {"none"}
+    return f"{'embedding_bags' if is_pooled else 'embeddings'}.{table}.weight"
 
 
 def _by_name(tables: EmbeddingTables, state: Mapping[str, Any], style: Style, prefix: str) -> dict[str, Columns]:

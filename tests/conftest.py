@@ -31,9 +31,8 @@ FIRST = (
     "checkpoint/test_tables.py",
     "checkpoint/test_dynamic.py",
     "train/test_build.py",
-    # They wait for processes of Ray most of the time, while others work.
+    # It waits for processes of Ray most of the time, while others work.
     "distributed/test_ray.py",
-    "data/test_prepare_ray.py",
     # It takes what is compiled so far.
     "test_wheel.py",
     # Long files: none of them comes last.

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -43,10 +44,15 @@ class Program:
         ours.close()
         self._result: subprocess.CompletedProcess[str] | None = None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
     def signal(self, number: signal.Signals) -> None:
-        """Nothing where it has ended."""
+        """Does nothing if the program has ended; that may happen at any moment, and the fork server reaps it."""
         if self._result is None and self._process.is_alive():
-            os.kill(self._process.pid or 0, number)
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid or 0, number)
 
     def kill(self) -> None:
         self._process.kill()

@@ -182,7 +182,7 @@ class KilledRun:
         if ended.code == -signal.SIGKILL:
             self._tally.kinds[kind] += 1
             return self._note(ended)
-        finished = ended.code == 0 or (ended.code == 2 and "is finished" in ended.text)
+        finished = ended.code == 0 or (ended.code == 1 and "is finished" in ended.text)
         if not finished:
             raise Failure(f"hotbed {' '.join(arguments)} ended with {ended.code}:\n{ended.text}")
         return None

@@ -25,10 +25,9 @@ from benchmarks.cluster.__main__ import measure
 from benchmarks.cluster.nodes import missing
 from benchmarks.cluster.points import DENSE_WEIGHTS, WAYS, Point
 from benchmarks.workload import batches
-from hotbed.forecast.id_file import hottest_of
 from hotbed.forecast.network import Cluster, Group, dense, plain, replicated, sharded, zipf
 from hotbed.forecast.replay import simulate
-from hotbed.forecast.trace import trace_of
+from hotbed.forecast.trace import hottest_of, trace_of
 from hotbed.optim import Adagrad
 
 ROWS, DIM, BATCH = (20_000, 3_000, 200), 8, 256

@@ -12,13 +12,12 @@ import hotbed
 from benchmarks.peers.job import Clock, Job
 from hotbed.data.dataset import Dataset
 from hotbed.run.config import DataConfig, DenseConfig, ModelConfig, RunConfig, TablesConfig, TrainConfig
-from hotbed.telemetry.log import Record
-from hotbed.telemetry.observer import Progress
+from hotbed.telemetry.observer import Observer, Progress, Record
 from hotbed.train.build import build
 from hotbed.train.step import repeatable
 
 
-class Watcher:
+class Watcher(Observer):
     """Notes step, seconds and AUC of every evaluation."""
 
     def __init__(self, opening: float) -> None:
@@ -28,19 +27,10 @@ class Watcher:
     def begin(self, progress: Progress, total_steps: int) -> None:
         self.progress, self.started = progress, time.time()
 
-    def step(self, progress: Progress) -> None:
-        pass
-
     def record(self, record: Record) -> None:
         if record["kind"] == "eval":
             seconds = self.opening + self.progress.train_seconds
             self.points.append({"step": record["step"], "seconds": seconds, "auc": record["auc"]})
-
-    def say(self, text: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def config_of(job: Job) -> RunConfig:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.serve                       500 requests/s for 60 s, 20 updates, 1,000 malformed requests
     python -m benchmarks.serve --seconds 20          a short one
+    python -m benchmarks.serve --workers 2           two processes
     python -m benchmarks.serve --spread              ids of all candidates uniform over all rows: few are in the cache
 
 The model is made once under --work (about 4 GB of checkpoints). Server and load generator are two processes and share the cores
@@ -47,13 +48,15 @@ def main() -> None:
     try:
         _warm(port, bodies)
         before = _metrics(port)
-        feeder = threading.Thread(target=_feed, args=(port, serving, waiting, given.seconds), daemon=True)
+        feeder = threading.Thread(target=_feed, args=(port, serving, waiting, given), daemon=True)
         feeder.start()
-        cpu = _cpu(server.pid)
+        pids = _processes(server.pid)
+        cpu = sum(map(_cpu, pids))
         found = _drive(port, file, given)
         feeder.join()
-        found["server_cores"] = round((_cpu(server.pid) - cpu) / found["seconds"], 3)
-        _settle(port, given.updates)
+        found["server_cores"] = round((sum(map(_cpu, pids)) - cpu) / found["seconds"], 3)
+        found["load_average"] = round(os.getloadavg()[0], 2)
+        _settle(port, given.updates * given.workers)
         found |= _of_server(before, _metrics(port), server.pid)
     finally:
         server.terminate()
@@ -81,7 +84,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bodies", type=int, default=3000, help="distinct requests")
     parser.add_argument("--updates", type=int, default=20, help="newer checkpoints on the way (%(default)s)")
     parser.add_argument("--malformed", type=int, default=1000, help="requests on the way (%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of hotbed serve (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="of hotbed serve (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of hotbed serve, in each worker (%(default)s)")
     parser.add_argument("--out", help=f"append a row to a CSV file, such as {RESULTS}")
     given = parser.parse_args()
     if given.context is None:
@@ -106,7 +110,8 @@ def _lay_out(work: Path, run: Path, updates: int) -> tuple[Path, list[Path]]:
 def _start(serving: Path, given: argparse.Namespace) -> tuple[subprocess.Popen[bytes], int, Path]:
     log = given.work / "server.log"
     command = [sys.executable, "-m", "hotbed", "serve", str(serving), "--port", "0", "--memory", given.memory]
-    command += ["--threads", str(given.threads), "--poll", "0.5", *(["--map"] if given.map else [])]
+    command += ["--workers", str(given.workers), "--threads", str(given.threads), "--poll", "0.5"]
+    command += ["--map"] if given.map else []
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out)
     for _ in range(1200):
@@ -125,16 +130,16 @@ def _warm(port: int, bodies: list[bytes]) -> None:
         _post(port, "/score", body)
 
 
-def _feed(port: int, serving: Path, waiting: list[Path], seconds: float) -> None:
+def _feed(port: int, serving: Path, waiting: list[Path], given: argparse.Namespace) -> None:
     """One checkpoint after the other, but none before the server has taken over the one before.
 
     Evenly over the first 70 % of the run: whole checkpoints take longest, and the last one must answer requests, too.
     """
     start = time.monotonic()
     for number, one in enumerate(waiting, 1):
-        time.sleep(max(0.0, start + number * 0.7 * seconds / len(waiting) - time.monotonic()))
+        time.sleep(max(0.0, start + number * 0.7 * given.seconds / len(waiting) - time.monotonic()))
         os.rename(one, serving / "checkpoints" / one.name)
-        _settle(port, number)
+        _settle(port, number * given.workers)
 
 
 def _drive(port: int, file: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -177,7 +182,8 @@ def _of_server(before: dict[str, float], after: dict[str, float], pid: int) -> d
         ),
         "rows_mb": round(after["hotbed_serve_rows_bytes"] / 1e6, 1),
         "resident_mb": round(after["hotbed_serve_resident_bytes"] / 1e6, 1),
-        "peak_resident_mb": round(_peak(pid) / 1e6, 1),
+        "peak_resident_mb": round(max(map(_peak, _processes(pid))) / 1e6, 1),
+        "private_mb": round(max(map(_private, _processes(pid)[1:] or [pid])) / 1e6, 1),
     }
 
 
@@ -227,6 +233,7 @@ def _say(found: dict[str, Any], given: argparse.Namespace, log: Path) -> None:
             "memory",
             "updates",
             "malformed",
+            "workers",
             "threads",
         )
         row = {name: getattr(given, name) for name in names} | {"valid_failed": failed}
@@ -250,6 +257,17 @@ def _metrics(port: int) -> dict[str, float]:
 def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(pid: int) -> list[int]:
+    """The server, then its workers if it has several."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def _private(pid: int) -> int:
+    """Memory that no other process shares."""
+    found = re.findall(r"Private_(?:Clean|Dirty):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())
+    return sum(map(int, found)) * 1024
 
 
 def _peak(pid: int) -> int:

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hotbed.bench.ranks import in_ranks
-from hotbed.bench.setting import EPS, LR, Setting
+from hotbed.bench.setting import EPS, LR, Setting, in_ranks
 from hotbed.bench.systems import EXACT_TWIN, OURS, System, Vectors, open_system
 from hotbed.bench.workload import FlatIds, Workload, make_workload, offsets_of, part_of, values_of
 

@@ -85,6 +85,7 @@ class Result(NamedTuple):
             **{f"{name}_per_step": _rounded(counts.get(name), 3) for name in COUNTED},
             "stall_share": _rounded(timing.stall_share, 4),
             "memory_share": _rounded(timing.memory_share, 4),
+            "ahead_share": _rounded(timing.ahead_share, 4),
         }
 
 

@@ -24,9 +24,8 @@ import torch
 import torch.distributed as dist
 
 from hotbed.bench.check import check
-from hotbed.bench.ranks import BrokenRankError, in_ranks
 from hotbed.bench.results import Result
-from hotbed.bench.setting import Setting
+from hotbed.bench.setting import BrokenRankError, Setting, in_ranks
 from hotbed.bench.systems import BASELINES, OURS, first_line, open_system, why_missing, why_no_room
 from hotbed.bench.timing import DensePart, Timing, batches_needed, time_gpu, time_steps
 from hotbed.bench.workload import Workload, make_workload

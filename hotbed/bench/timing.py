@@ -51,6 +51,17 @@ class Timing(NamedTuple):
     stall_share: float | None  # share of the time in which the training stream waited for a window's rows
     gpu_ms: float | None = None  # time of a step in which a kernel or copy ran on the GPU; None on a CPU
     memory_share: float | None = None  # share of the missed rows that memory had; None without an ssd
+    ahead_share: float | None = None  # share of the others that were fetched from the ssd before their window
+
+    @property
+    def where_rows_were(self) -> str:
+        """The shares in words, to be appended; nothing without an ssd."""
+        if self.memory_share is None or self.ahead_share is None:
+            return ""
+        return (
+            f", {self.memory_share:.1%} of the missed rows found in memory, {self.ahead_share:.1%} of the others fetched "
+            "from the ssd before their window"
+        )
 
     def quantile(self, tenths: int) -> float:
         """The quantile of the groups' milliseconds, in tenths."""
@@ -138,7 +149,7 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
     during = after[0].minus(before[0])
     counts = {name: getattr(during, name) / setting.steps for name in COUNTED}
     stall_share = during.stall_seconds / (marks[-1] - marks[0])
-    return Timing(milliseconds, counts, stall_share, memory_share=_memory_share(before[1], after[1]))
+    return Timing(milliseconds, counts, stall_share, None, *_tier_shares(before[1], after[1]))
 
 
 def time_gpu(system: System, setting: Setting, workload: Workload, behind: DensePart) -> float | None:
@@ -155,11 +166,12 @@ def time_gpu(system: System, setting: Setting, workload: Workload, behind: Dense
     return None
 
 
-def _memory_share(before: TierCounts | None, after: TierCounts | None) -> float | None:
+def _tier_shares(before: TierCounts | None, after: TierCounts | None) -> tuple[float | None, float | None]:
+    """(memory_share, ahead_share) of a Timing."""
     if before is None or after is None:
-        return None
+        return None, None
     during = after.minus(before)
-    return during.from_memory / max(1, during.requested)
+    return during.from_memory / max(1, during.requested), during.ahead / max(1, during.from_ssd)
 
 
 def _is_finite(out: Vectors) -> bool:

@@ -27,6 +27,7 @@ from hotbed.cache.device_counters import DeviceCounters
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.window import look_ahead_for, most_ahead
 from hotbed.errors import BudgetError, HotbedError
+from hotbed.host.devices import mapped_empty
 from hotbed.ops.index import (
     AHEAD_BITS,
     EMPTY,
@@ -69,7 +70,8 @@ def bounded_cells(num_slots: int, device_type: str) -> int:
 class Cache:
     """S slots under a policy; `bounded`: index and slot states take BYTES_PER_SLOT a slot and no more.
 
-    `in_order`: victims are listed as they rank; on the CPU that takes longer. Errors call it by `name`.
+    `in_order`: victims are listed as they rank; on the CPU that takes longer. `lists_new`: an arrival lists the keys that were
+    neither here nor ahead (on the CPU, and by recorded planners). Errors call it by `name`.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class Cache:
         *,
         bounded: bool = False,
         in_order: bool = True,
+        lists_new: bool = False,
         name: str = "a cache",
     ) -> None:
         self.name = name
         self.num_slots = num_slots
         self.bounded = bounded
+        self.lists_new = lists_new
         self.policy = policy
         self.device = device
         self.clock = 0  # batches planned
@@ -339,7 +343,8 @@ class Cache:
         else:
             self.make_room(int(sorted_keys.shape[0]))
         row = self.counters.take()
-        arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts)
+        lists_new = self.lists_new and number is not None
+        arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts, lists_new)
         arrival = Arrival(arrived, number, sorted_keys, order, row)
         self._uncounted.append(arrival)
         return arrival
@@ -480,7 +485,4 @@ class Cache:
 
 def _host_lists(length: int, device: torch.device) -> tuple[Tensor, ...]:
     """Two arrays that kernels on the device can write and the host can read; four where the device is the host."""
-    on_cuda = device.type == "cuda"
-    return tuple(
-        torch.empty(length, dtype=torch.int64, pin_memory=on_cuda, device="cpu") for _ in range(2 if on_cuda else 4)
-    )
+    return tuple(mapped_empty((length,), device) for _ in range(2 if device.type == "cuda" else 4))

@@ -12,7 +12,7 @@ Everything runs on the stream that is current, which is the one that trains; a r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from hotbed.ops.index import (
 from hotbed.ops.index.recorded import (
     ARRIVALS,
     ARRIVED,
+    NEW_LISTS,
     WINDOWS,
     RecordedBuffers,
     new_buffers,
@@ -100,7 +101,9 @@ class RecordedCache:
         self._cache = cache
         self._inputs = inputs
         room = min(cache.num_slots, capacity.num_lookups * window)
-        self._buffers = new_buffers(capacity, _PLANNED * window, room, inputs.layout, cache.device)
+        self._buffers = new_buffers(
+            capacity, _PLANNED * window, room, inputs.layout, cache.device, lists_new=cache.lists_new
+        )
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
         num_bags = capacity.num_samples * inputs.layout.num_spans
@@ -197,6 +200,17 @@ class RecordedCache:
     def num_keys(self, number: int) -> int:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
         return self._arrival(number)[NUM_KEYS]
+
+    def new_keys(self, number: int, wait: Callable[[Any, int], None]) -> Any:
+        """int64 [_], of a batch ahead: keys that were neither here nor ahead before, most of them. In any thread.
+
+        `wait`: until a word has a value or more. What comes late is of another batch: nothing may depend on it.
+        """
+        lists = self._buffers.host_new_keys
+        assert lists is not None, "new keys are listed where the cache says so"
+        row = self._host_arrivals[number % ARRIVALS]
+        wait(row[_NUMBER : _NUMBER + 1], number + 1)
+        return lists[number % NEW_LISTS, : int(row[NEW_CELLS])].numpy().copy()
 
     def window_row(self, number: int) -> list[int]:
         """The counts of a window, as they are now."""

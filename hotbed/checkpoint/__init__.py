@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.checkpoint.chain import Entry, find, folders_in, locked, remember, remove
-from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
-from hotbed.checkpoint.layouts import step_of
+from hotbed.checkpoint.files import DENSE, OPTIMIZER, dense_tensors, load_optimizer
+from hotbed.checkpoint.layouts import shard_of, step_of
 from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
 from hotbed.checkpoint.types import Rows, Sink, Snapshot
@@ -75,7 +75,8 @@ def save(
 
     `extra` is any plain JSON value. `step` names the checkpoint; its default is the number of updates of the tables. Rows that
     were not touched since the last checkpoint in this folder are not written again. A folder with a later step is refused,
-    since `load` would take that one: see `discard_after`.
+    since `load` would take that one: see `discard_after`. Rows of ShardedTables are those of one rank: every rank has a folder
+    of its own.
     """
     at = int(tables.num_updates) if step is None else step
     root = path_of(folder)
@@ -84,7 +85,7 @@ def save(
             f"{root} holds step {step_of(later[-1]):,}, later than the {at:,} to be saved, and load() would take that one. "
             f"Save to another folder, or remove the later ones first: hotbed.checkpoint.discard_after({str(root)!r}, {at})."
         )
-    state = State(at, dense_tensors(model, optimizer), {"extra": extra})
+    state = State(at, dense_tensors(model, optimizer), {"extra": extra, "shard": _shard_of(tables)})
     saver = Saver(root, tables, policy or Policy())
     saver.save(state, wait=True)
     return find(root).folder
@@ -112,6 +113,7 @@ def load(
 ) -> LoadedCheckpoint:
     """Load a checkpoint: the newest of a folder, or one by its own folder."""
     entry = find(path_of(folder))
+    _refuse_other_rank(entry, tables)
     notes = load_entry(entry, tables, model, optimizer)
     return LoadedCheckpoint(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"), notes)
 
@@ -146,6 +148,22 @@ def load_entry(
     load_rows(entry, sink, report, load_dense)
     remember(tables, entry)
     return tuple(sink.notes)
+
+
+def _shard_of(tables: Any) -> list[int]:
+    """[rank, ranks] of the rows."""
+    shard = tables.groups[0].shard
+    return [int(shard.rank), int(shard.world)]
+
+
+def _refuse_other_rank(entry: Entry, tables: Any) -> None:
+    """A RunError before anything is loaded, where the rows are those of another rank: they would be read as one's own."""
+    saved, wanted = shard_of(entry), _shard_of(tables)
+    if saved is not None and saved != wanted:
+        raise RunError(
+            f"{entry.folder} has the rows of rank {saved[0]} of {saved[1]}, and these tables those of rank {wanted[0]} of "
+            f"{wanted[1]}. Every rank saves to a folder of its own, and loads from it."
+        )
 
 
 def _refuse_other_model(entry: Entry, weights: dict[str, Tensor], model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry, chain_of
-from hotbed.checkpoint.dense import DENSE, mean_of
+from hotbed.checkpoint.files import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, rows_of, tensors_of
 

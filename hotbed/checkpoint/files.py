@@ -1,4 +1,4 @@
-"""Small tensors and files on disk: safetensors (no pickle) and checksums.
+"""Small tensors and files on disk: safetensors (no pickle) and checksums; dense weights and optimizer state as named tensors.
 
 Tensors are written in pieces: a table of many gigabytes, strided inside its records, needs extra memory for one piece only.
 """
@@ -9,12 +9,12 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hotbed.errors import RunError
 from hotbed.host.atomic import writing
@@ -35,9 +35,10 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DENSE, OPTIMIZER = "dense", "dense_optimizer"
 
 
-class InPieces(NamedTuple):
+class PiecewiseTensor(NamedTuple):
     """A tensor that is never whole in memory."""
 
     shape: tuple[int, ...]
@@ -45,12 +46,12 @@ class InPieces(NamedTuple):
     pieces: Callable[[], Iterator[Tensor]]  # rows, in order
 
 
-def in_file_order(tensors: Mapping[str, Tensor | InPieces]) -> list[str]:
+def in_file_order(tensors: Mapping[str, Tensor | PiecewiseTensor]) -> list[str]:
     """Wide types come first, so that every tensor is aligned."""
     return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | InPieces]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | PiecewiseTensor]) -> None:
     """A safetensors file."""
     names = in_file_order(tensors)
     header: dict[str, object] = {}
@@ -65,7 +66,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | InPieces]) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
             tensor = tensors[name]
-            for part in tensor.pieces() if isinstance(tensor, InPieces) else [tensor]:
+            for part in tensor.pieces() if isinstance(tensor, PiecewiseTensor) else [tensor]:
                 for piece in _pieces(part.detach()):
                     # a clone: one element of a strided row counts as contiguous, yet cannot be viewed as bytes
                     whole = piece.cpu().clone(memory_format=torch.contiguous_format)
@@ -99,3 +100,38 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     step = max(1, _PIECE // (rows[0].numel() * rows.element_size()))
     for start in range(0, rows.shape[0], step):
         yield rows[start : start + step].reshape(-1)
+
+
+def dense_tensors(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Tensor]]:
+    """Copies: weights and buffers, and `<parameter number>.<name>` of the optimizer."""
+    files: dict[str, dict[str, Tensor]] = {}
+    if model is not None:
+        files[DENSE] = _copied(model.state_dict())
+    if optimizer is not None:
+        states = optimizer.state_dict()["state"]
+        files[OPTIMIZER] = _copied({f"{n}.{name}": one for n, state in states.items() for name, one in state.items()})
+    return files
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load its state; learning rates and other settings stay as they are."""
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        states.setdefault(int(number), {})[name] = value.clone()  # the file is mapped into memory and may be removed
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(one, device="cpu").detach().to("cpu", copy=True) for name, one in tensors.items()}
+
+
+def mean_of(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of the dense tensors of several ranks, where they differ; integers are those of the first."""
+    found = {}
+    for name, first in parts[0].items():
+        if not first.is_floating_point() or all(torch.equal(first, part[name]) for part in parts[1:]):
+            found[name] = first
+        else:
+            found[name] = torch.stack([part[name].double() for part in parts]).mean(0).to(first.dtype)
+    return found

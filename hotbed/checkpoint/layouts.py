@@ -53,6 +53,12 @@ def is_of_rank(root: Path) -> bool:
     return _RANK.fullmatch(root.name) is not None
 
 
+def shard_of(entry: Entry) -> list[int] | None:
+    """[rank, ranks] of the rows of a checkpoint; None if it is not known, as in those saved by older versions."""
+    match = _RANK.fullmatch(entry.folder.resolve().parent.name)
+    return [int(match[1]), int(match[2])] if match else entry.manifest.document.get("shard")
+
+
 def step_of(folder: Path) -> int:
     return int(folder.name.partition(".")[0])
 
@@ -78,11 +84,13 @@ def entries_of(place: Path) -> list[Entry]:
         if (saved := newest_in(root)) is not None and saved.world > 1:
             return [Entry(folder, read_manifest(folder)) for folder in saved.folders]
     entry = find(place)
-    root = entry.folder.resolve().parent
-    if is_of_rank(root):
-        raise RunError(
-            f"{place} holds the rows of one rank alone. Give {run_of(entry.folder)}, which has those of all."
+    if shard_of(entry) not in (None, [0, 1]):
+        way = (
+            f" Give {run_of(entry.folder)}, which has those of all."
+            if is_of_rank(entry.folder.resolve().parent)
+            else ""
         )
+        raise RunError(f"{place} holds the rows of one rank alone.{way}")
     return [entry]
 
 

@@ -37,8 +37,8 @@ from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
 from hotbed.checkpoint.types import Sink
 from hotbed.checkpoint.write import GONE, REST
 from hotbed.errors import HotbedError, RunError
-from hotbed.host.ahead import run_ahead
 from hotbed.host.pages import in_pages, zeros
+from hotbed.host.threads import run_ahead
 from hotbed.store.ssd import frozen_items
 from hotbed.types import RowPart, TableShape
 

@@ -140,16 +140,16 @@ class Saver:
     def _write_aside(self, owned: list[ExitStack], taken: _PendingSave) -> None:
         be_nice(_NICE)
         try:
-            manner = WriteOptions(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
+            options = WriteOptions(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
             held = _taken_out(owned)
             if held is not None:
                 with held:
-                    self._write(taken, manner)
+                    self._write(taken, options)
         except BaseException as error:  # raised again in the training thread
             self._error = error
 
-    def _write(self, taken: _PendingSave, manner: WriteOptions) -> None:
-        entry = write_checkpoint(self.root, taken.state, taken.snapshot, taken.parent, manner)
+    def _write(self, taken: _PendingSave, options: WriteOptions) -> None:
+        entry = write_checkpoint(self.root, taken.state, taken.snapshot, taken.parent, options)
         advance(self._tables, entry, taken.history, taken.snapshot.commit)
         try:
             with locked(self.root):

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, chain_of, find
-from hotbed.checkpoint.dense import DENSE, mean_of
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.files import DENSE, mean_of
+from hotbed.checkpoint.layouts import entries_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, filling, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import Rows, Sink
@@ -56,7 +57,7 @@ def warm_start(
 
     `translation` gives ids of the checkpoint their numbers in these tables, where a vocabulary was numbered again.
     """
-    return warm_start_from([find(Path(place))], tables, model=model, translation=translation)
+    return warm_start_from(entries_of(Path(place)), tables, model=model, translation=translation)
 
 
 def warm_start_from(

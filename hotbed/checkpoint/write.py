@@ -25,8 +25,8 @@ from hotbed.checkpoint.manifest import MANIFEST, Manifest
 from hotbed.checkpoint.row_file import Column, CopyBuffer, FileMark, RowFile, columns_of, split_parts
 from hotbed.checkpoint.types import Snapshot
 from hotbed.errors import RunError
-from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, writing
+from hotbed.host.threads import run_ahead
 from hotbed.types import RowPart
 
 FILE_BYTES = 128 << 20  # of a file of rows, about
@@ -59,7 +59,7 @@ class _Work(NamedTuple):
     folder: Path
     parts: Iterator[RowPart]
     lock: threading.Lock
-    manner: WriteOptions
+    options: WriteOptions
     failed: threading.Event  # one of the threads has failed
 
 
@@ -68,7 +68,7 @@ def write_checkpoint(
     state: State,
     snapshot: Snapshot,
     parent: Entry | None = None,
-    manner: WriteOptions = AT_ONCE,
+    options: WriteOptions = AT_ONCE,
 ) -> Entry:
     """Write a checkpoint; with a parent, an incremental one from a snapshot of touched rows."""
     with locked(root), writing(root):
@@ -77,7 +77,7 @@ def write_checkpoint(
         new = root / (name + NEW)
         try:
             new.mkdir()
-            manifest = _fill(new, state, snapshot, parent, manner)
+            manifest = _fill(new, state, snapshot, parent, options)
             os.replace(new, root / name)
             flush_to_disk(root)
         except BaseException:
@@ -86,10 +86,10 @@ def write_checkpoint(
     return Entry(root / name, manifest)
 
 
-def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, manner: WriteOptions) -> Manifest:
+def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, options: WriteOptions) -> Manifest:
     linked = _link(new, snapshot)
     files, rows = _write_rows(
-        _Work(new / "rows", split_parts(snapshot.parts()), threading.Lock(), manner, threading.Event())
+        _Work(new / "rows", split_parts(snapshot.parts()), threading.Lock(), options, threading.Event())
     )
     gone_mark, gone = _write_gone(new / GONE, snapshot.gone())
     if gone_mark is not None:
@@ -136,7 +136,7 @@ def _write_rows(rows: _Work) -> tuple[dict[str, FileMark], Counter[str]]:
     marks: dict[str, FileMark] = {}
     counts: Counter[str] = Counter()
     niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
-    threads = rows.manner.threads
+    threads = rows.options.threads
 
     def write(thread: int) -> tuple[dict[str, FileMark], Counter[str]]:
         return _write_some(rows, thread, niceness)
@@ -162,11 +162,11 @@ def _write_some(rows: _Work, thread: int, niceness: int) -> tuple[dict[str, File
                     part = scratch.copy(part)
             if part is None or rows.failed.is_set():
                 break
-            if rows.manner.cancelled():
+            if rows.options.cancelled():
                 raise RunError("the checkpoint was cancelled")
             files.of(columns_of(part)).add(part)
             counts[part.table] += part.ids.shape[0]
-            if rows.manner.gentle():
+            if rows.options.gentle():
                 time.sleep(time.perf_counter() - began)
         files.close()
     except BaseException:

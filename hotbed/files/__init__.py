@@ -5,7 +5,7 @@
 
 Local paths stay what they are: `pathlib` and the kernel, with the flushes of host/atomic.py. A RemotePath reads through retries
 (store.py) and a cache of blocks on the local disk (block_cache.py). What must be local (a model to score with, the folder of a
-run that trains) is copied (copies.py, run_copy.py): a folder counts in a store once its manifest is there, which is written
+run that trains) is copied (copies.py): a folder counts in a store once its manifest is there, which is written
 last.
 """
 

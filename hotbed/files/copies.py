@@ -8,14 +8,14 @@ flushed and renamed, as everything local is. A few files travel at a time, each 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hotbed.errors import RemoteError
 from hotbed.files.path import RemotePath
 from hotbed.files.store import FileStat
-from hotbed.host.ahead import run_all
 from hotbed.host.atomic import flush_tree, make_folder, put_folder, rewriting
+from hotbed.host.threads import run_all
 
 AT_ONCE = 4  # files that travel side by side
 _PIECE = 8 << 20
@@ -52,8 +52,12 @@ def remove_remote(remote: RemotePath, first: str) -> None:
     run_all(lambda path: path.unlink(missing_ok=True), found, threads=AT_ONCE, name="hotbed-copy")
 
 
-def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat]) -> None:
-    """Bring these files of a remote folder to a local one, which appears whole or not at all, in place of an older one."""
+def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat], check: Callable[[Path], None]) -> None:
+    """Bring these files of a remote folder to a local one, which appears whole or not at all, in place of an older one.
+
+    `check` sees the new files before they take their place, and raises if they are not of one version: someone may have
+    replaced the folder in the store while its files travelled.
+    """
     new, old = local.with_name(local.name + ".new"), local.with_name(local.name + ".old")
     for left in (new, old):  # by a killed process
         shutil.rmtree(left, ignore_errors=True)
@@ -66,6 +70,7 @@ def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat])
             threads=AT_ONCE,
             name="hotbed-copy",
         )
+        check(new)
         flush_tree(new)
         put_folder(new, local, old)
     except BaseException:

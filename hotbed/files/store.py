@@ -66,6 +66,10 @@ class FileStat(NamedTuple):
         return self.st_mtime_ns / 1e9
 
 
+class ReplacedError(RemoteError):
+    """An object or a folder is not the one that was opened or listed any more."""
+
+
 class Listed(NamedTuple):
     """One entry of a folder."""
 
@@ -120,7 +124,7 @@ class Store:
         def read() -> bytes:
             with self._files.open_input_file(self._at(key)) as file:
                 if size is not None and file.size() != size:
-                    raise RemoteError(
+                    raise ReplacedError(
                         f"{self._name(key)} had {size:,} bytes when it was opened, and has {file.size():,} now. Read it again "
                         "when it is complete."
                     )

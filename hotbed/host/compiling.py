@@ -1,7 +1,7 @@
 """What Numba and Triton compile in this process: for how long, with a notice when it takes long.
 
-A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (kernel_cache.py). That
-is no work of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
+A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (startup.py). That
+is not part of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
 and few threads wait for it.
 """
 

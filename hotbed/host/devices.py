@@ -1,12 +1,21 @@
-"""The device that a name stands for."""
+"""The device that a name stands for, and page-locked memory, which is never allocated while a CUDA graph is recorded.
+
+torch's allocator of such memory inspects graphs that are being recorded, also those of other threads: on an H200 one request
+of a reader thread among some thousands failed with "invalid argument". So allocation and recording exclude each other. Memory
+that users' loaders pin in threads of their own is not covered: there is no way to stop them.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 
 import torch
+from torch import Tensor
 
 from hotbed.errors import ConfigError
+
+RECORDING = threading.RLock()  # held while a graph is recorded
 
 
 def pick_device(name: str) -> torch.device:
@@ -22,12 +31,35 @@ def pick_device(name: str) -> torch.device:
         device = device if ":" in name else torch.device("cuda", _local_rank())
         if device.index >= count:
             have = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
-            raise ConfigError(
-                f"the device {device} was asked for, but torch {torch.__version__} finds {have}. Use cpu."
-            )
+            raise ConfigError(f"there is no device {device}: torch {torch.__version__} finds {have}. Use cpu.")
     return device
 
 
 def _local_rank() -> int:
     """Which of the devices of this machine is this process's."""
     return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype, *, pins: bool = True) -> Tensor:
+    """A tensor of any contents, page-locked if it `pins`."""
+    with RECORDING:
+        return torch.empty(shape, dtype=dtype, pin_memory=pins, device="cpu")
+
+
+def mapped_empty(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Int64 memory of the host that kernels of a device read and write; on a CPU any memory.
+
+    torch sees no use of it by kernels, and would give it out again while they still run. It does see copies: one, here, and the
+    memory is not given out again before all that the current stream has to do when it is dropped.
+    """
+    if device.type != "cuda":
+        return torch.empty(shape, dtype=torch.int64, device="cpu")
+    memory = pinned_empty(shape, torch.int64)
+    memory.view(-1)[:1].to(device, non_blocking=True)
+    return memory
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """A page-locked copy of a tensor on the host."""
+    with RECORDING:
+        return tensor.pin_memory()

@@ -1,10 +1,16 @@
-"""How to install what an optional feature needs: a command that works for a clone, a wheel and an installed package alike."""
+"""Optional packages: the command that installs them, and the connection to Ray. Everything else imports Ray from here."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import shlex
+import sys
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
+
+from hotbed.errors import ConfigError
 
 
 def how_to_install(extra: str) -> str:
@@ -19,3 +25,24 @@ def how_to_install(extra: str) -> str:
         if re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition) and not package.startswith("hotbed"):
             needed.append(shlex.quote(package.strip().replace(" ", "")))
     return "pip install " + " ".join(needed)
+
+
+def connect_ray() -> Any:
+    """The module `ray`, connected: to RAY_ADDRESS, else to a cluster that `ray start` started here, else to a new one."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray announces a change of this in a warning
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "--ray needs the package ray in this environment and in that of every machine: "
+            f"{sys.executable} -m pip install 'ray>=2.40' (in a clone: pip install -e '.[ray]')."
+        ) from None
+    if not ray.is_initialized():
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            address = os.environ.get("RAY_ADDRESS", "a new cluster on this machine")
+            raise ConfigError(
+                f"Ray at {address} cannot be reached: {str(error).splitlines()[0]}. `ray status` shows whether it runs."
+            ) from error
+    return ray

@@ -35,7 +35,7 @@ class Latch:
         return self._is_set
 
     def wait(self, is_alive: Callable[[], bool] = lambda: True, seconds: float | None = None) -> bool:
-        """Until it is set, or the thread that would do so is no more, or the time is over; whether it is set."""
+        """Until it is set, or the thread that would set it has ended, or the time is over; whether it is set."""
         looks = 0
         while not self._is_set and is_alive() and (seconds is None or looks * _LOOK < seconds):
             looks += 1
@@ -80,7 +80,7 @@ class Runner:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # for the thread that asked
+        except BaseException as error:  # for the waiting thread
             self.error = error
         finally:
             self._done.set()

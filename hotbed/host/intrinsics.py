@@ -251,7 +251,7 @@ def _last_error() -> Any:
 def read_fully(handle: Any, target: Any, num_bytes: Any, offset: Any) -> Any:
     """0, or SHORT at the end of the file, or an errno."""
     done = 0
-    while done < num_bytes:  # ends: every read brings bytes, fails, or was interrupted and is asked for again
+    while done < num_bytes:  # ends: every read brings bytes, fails, or was interrupted and is repeated
         got = _pread(np.int32(handle), target + done, num_bytes - done, offset + done)
         if got > 0:
             done += got
@@ -268,7 +268,7 @@ def read_fully(handle: Any, target: Any, num_bytes: Any, offset: Any) -> Any:
 def write_fully(handle: Any, source: Any, num_bytes: Any, offset: Any) -> Any:
     """0, or an errno."""
     done = 0
-    while done < num_bytes:  # ends: every write takes bytes, fails, or was interrupted and is asked for again
+    while done < num_bytes:  # ends: every write takes bytes, fails, or was interrupted and is repeated
         put = _pwrite(np.int32(handle), source + done, num_bytes - done, offset + done)
         if put > 0:
             done += put

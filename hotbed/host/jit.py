@@ -188,7 +188,7 @@ class _KernelFiles(IndexDataCacheFile):
 
     def save(self, key: Any, data: Any) -> None:
         kernels = self._load_index()
-        if not kernels:  # what an older source left is not asked for any more
+        if not kernels:  # what an older source left is not used any more
             for path in glob.glob(glob.escape(os.path.join(self._cache_path, self._index_name[:-4])) + ".*.nbc"):
                 Path(path).unlink(missing_ok=True)
         name = f"{self._index_name[:-4]}.{uuid.uuid4().hex[:16]}.nbc"

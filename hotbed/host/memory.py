@@ -66,6 +66,14 @@ def resident_memory() -> int | None:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else None
 
 
+def shared_out_memory(pid: int) -> int | None:
+    """Bytes of memory of a process, where a page that n processes share counts as 1/n."""
+    for line in _lines(Path(f"/proc/{pid}/smaps_rollup")):
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def in_words(amount: float) -> str:
     """1.5 GiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 from hotbed.errors import ConfigError, ModelError
 from hotbed.models.autoint import AutoInt
 from hotbed.models.base import Model, ModelSchema, check_options, model_options
-from hotbed.models.deep import DLRM, DNN, DCNv2, WideDeep
-from hotbed.models.din import DIN
-from hotbed.models.finalmlp import FinalMLP
+from hotbed.models.deep import DLRM, DNN, DCNv2, FinalMLP, MMoE, WideDeep
 from hotbed.models.fm import FM, LR, DeepFM
-from hotbed.models.mmoe import MMoE
 from hotbed.models.own import ModelInputs, build_own, check_own
 from hotbed.models.own_code import is_own, own_names, read_source, shown_name
-from hotbed.models.sequence import VectorSequence, block_of, pad
+from hotbed.models.sequence import DIN, VectorSequence, block_of, pad
 
 __all__ = [
     "ALL_MODELS",
@@ -60,7 +57,7 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
-NAMED_MODELS: dict[str, type[Model]] = {"din": DIN, "mmoe": MMoE}  # they are told the names of their features
+NAMED_MODELS: dict[str, type[Model]] = {"din": DIN, "mmoe": MMoE}  # they get the names of their features
 ALL_MODELS = {**MODELS, **NAMED_MODELS}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hotbed.host.pinned import RECORDING
+from hotbed.host.devices import RECORDING
 from hotbed.ops.streams import recording_stream
 
 _OFTEN = 6  # batches of a size, before there is a recording for it
@@ -23,7 +23,9 @@ def recording(pool: Any = None) -> Iterator[Any]:
 
     Nothing is garbage collected meanwhile: old graphs and events that go away while a stream is recorded end the process.
     Unlike torch.cuda.graph this does not first wait for the device and give all cached memory back: a run makes half a dozen
-    recordings in its first steps, and the reader's pinned memory would be allocated anew after each.
+    recordings in its first steps, and the reader's pinned memory would be allocated anew after each. Order is kept, though:
+    where a recording begins, torch sets the place in its random numbers that all graphs read, on the stream that is recorded.
+    Replays launched before may not have read it yet, and the next must not be overtaken: dropout would use other numbers.
     """
     graph = torch.cuda.CUDAGraph()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -34,14 +36,17 @@ def recording(pool: Any = None) -> Iterator[Any]:
     collects = gc.isenabled()
     gc.disable()
     try:
+        own.wait_stream(before)
         with RECORDING, torch.cuda.stream(own):
             graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 yield graph
             finally:
                 graph.capture_end()
+        before.wait_stream(own)
     except BaseException:  # torch stays on the stream, and its generator in the state of being recorded
         torch.cuda.set_stream(before)
+        before.wait_stream(own)
         generator = torch.cuda.default_generators[device.index]
         generator.graphsafe_set_state(generator.clone_state())
         raise

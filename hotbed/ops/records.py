@@ -20,6 +20,7 @@ from hotbed.types import TableShape
 
 Precision = Literal["fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+STORE_PRECISIONS = ("same", "int8")  # of rows below the device
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -1,4 +1,4 @@
-"""A run -> its charts: which series, which captions. charts.py draws them."""
+"""A run -> its charts (charts.py draws them), and tables of metrics within groups, by slice and of further tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from hotbed.report.charts import Chart, ReferenceLine, Series
-from hotbed.report.formats import decimal
+from hotbed.report.formats import count, decimal, listing, mapping, number, table, text
 from hotbed.report.points import smooth, usable
 from hotbed.report.read import EvalPoint, RunRecord, Skew, TrainPoint
 
@@ -16,6 +16,8 @@ SMOOTH_FROM = 20  # points; fewer need no smoothing
 MAX_DIVISIONS = 12  # ends of epochs
 SKEW_CURVES = 5  # features drawn in addition to the total
 SEEN = "samples seen"
+_SLICE = ("auc", "log_loss", "calibration")
+_TASK = (*_SLICE, "rmse", "mae", "r2")
 
 
 def over_samples(
@@ -163,3 +165,30 @@ def epoch_ends(train: tuple[TrainPoint, ...]) -> tuple[float, ...]:
 
 def _cumulative(skew: Skew) -> list[tuple[float, float]]:
     return sorted((x, y) for x, y in skew.curve if 1e-12 < x <= 1 and usable(y))
+
+
+def breakdowns(run: RunRecord) -> list[str]:
+    """Of the split that the page begins with; nothing where nothing was asked for."""
+    split = headline_split(run)
+    more = mapping(run.more.get(split))
+    found = []
+    if grouped := mapping(more.get("grouped_auc")):
+        found.append(
+            f"<p>AUC within {text(grouped.get('feature'), 60)} on {text(split, 60)}: {decimal(number(grouped.get('auc')))}, "
+            f"the mean over {count(number(grouped.get('groups')))} groups with both labels "
+            f"({count(number(grouped.get('samples')))} samples).</p>"
+        )
+    for name, slices in mapping(more.get("by")).items():
+        rows = [_row(one, text(mapping(one).get("value"), 60), _SLICE) for one in listing(slices)]
+        head = [text(name, 60), "samples", "AUC", "log loss", "calibration"]
+        found.append(table(f"Metrics by {text(name, 60)}", head, rows, kind="wide"))
+    if tasks := mapping(more.get("tasks")):
+        rows = [_row(metrics, text(name, 60), _TASK) for name, metrics in tasks.items()]
+        head = ["task", "samples", "AUC", "log loss", "calibration", "RMSE", "MAE", "R2"]
+        found.append(table("Further tasks", head, rows, kind="wide"))
+    return found
+
+
+def _row(metrics: Any, name: str, wanted: tuple[str, ...]) -> list[str]:
+    known = mapping(metrics)
+    return [name, count(number(known.get("samples"))), *(decimal(number(known.get(one))) for one in wanted)]

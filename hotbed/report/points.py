@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hotbed.report.formats import mapping, number
 MAX_POINTS = 1000
 LARGEST = 1e30  # beyond this a value is broken, and axis arithmetic would overflow
 
+Point = TypeVar("Point", "StepParts", "MemoryPoint", "CachePoint", "TierPoint", "IdPoint")
 Curve = Sequence[tuple[float, float]]  # x rising, y
 
 
@@ -53,7 +54,7 @@ class MemoryPoint(NamedTuple):
 
 
 class CachePoint(NamedTuple):
-    """What the cache did in an interval (train/cache_watch): shares, and means over the batches planned."""
+    """What the cache did in an interval (train/watch.py): shares, and means over the batches planned."""
 
     batches: float
     hit_rate: float  # of the distinct keys of windows
@@ -69,7 +70,7 @@ class CachePoint(NamedTuple):
 
 
 class TierPoint(NamedTuple):
-    """Memory and ssd in an interval (train/watch): means over its batches; then their state at its end."""
+    """Memory and ssd in an interval (train/watch.py): means over its batches; then their state at its end."""
 
     memory_hit_rate: float  # of the rows requested below the device; nan where memory is the cache
     from_memory: float
@@ -106,30 +107,22 @@ def times_point(raw: Mapping[str, Any]) -> TimesPoint | None:
         return None
     device = mapping(raw.get("device"))
     return TimesPoint(
-        number(raw.get("steps")), _parts(raw), _parts(device) if device else None, number(raw.get("ready"))
+        number(raw.get("steps")), _point(StepParts, raw), point_of(StepParts, device), number(raw.get("ready"))
     )
 
 
-def _parts(raw: Mapping[str, Any]) -> StepParts:
-    return StepParts(*(number(raw.get(name)) for name in StepParts._fields))
-
-
-def memory_point(raw: Mapping[str, Any]) -> MemoryPoint | None:
-    return MemoryPoint(*(number(raw.get(name)) for name in MemoryPoint._fields)) if raw else None
-
-
-def cache_point(raw: Mapping[str, Any]) -> CachePoint | None:
-    return CachePoint(*(number(raw.get(name)) for name in CachePoint._fields)) if raw else None
-
-
-def tier_point(raw: Mapping[str, Any]) -> TierPoint | None:
-    return TierPoint(*(number(raw.get(name)) for name in TierPoint._fields)) if raw else None
+def point_of(kind: type[Point], raw: Mapping[str, Any]) -> Point | None:
+    """The numbers of a point by the names of its fields; None without any."""
+    return _point(kind, raw) if raw else None
 
 
 def id_points(raw: Mapping[str, Any]) -> dict[str, IdPoint]:
     """The counts of each table."""
-    found = {name: mapping(counts) for name, counts in raw.items()}
-    return {name: IdPoint(*(number(counts.get(field)) for field in IdPoint._fields)) for name, counts in found.items()}
+    return {name: _point(IdPoint, mapping(counts)) for name, counts in raw.items()}
+
+
+def _point(kind: type[Point], raw: Mapping[str, Any]) -> Point:
+    return kind(*(number(raw.get(name)) for name in kind._fields))
 
 
 def usable(y: float) -> bool:

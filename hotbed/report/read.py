@@ -23,10 +23,8 @@ from hotbed.report.points import (
     MemoryPoint,
     TierPoint,
     TimesPoint,
-    cache_point,
     id_points,
-    memory_point,
-    tier_point,
+    point_of,
     times_point,
     usable,
 )
@@ -77,7 +75,7 @@ class EvalPoint(NamedTuple):
 
 
 class Skew(NamedTuple):
-    """How unevenly lookups fall on the ids of one feature, or of all together (data/describe)."""
+    """How unevenly lookups fall on the ids of one feature, or of all together (data/dataset.py)."""
 
     name: str
     rows: float
@@ -126,6 +124,7 @@ class RunRecord:
     total: Skew | None = None
     parameters: dict[str, float] = field(default_factory=dict)
     cache: dict[str, float] = field(default_factory=dict)  # sizes: slots, device_bytes, table_bytes
+    modes: tuple[str, ...] = ()  # what parallel.mode=auto has chosen, and why
     versions: dict[str, str] = field(default_factory=dict)
     samples: float = NAN
     samples_per_s: float = NAN
@@ -182,6 +181,7 @@ def read_run(directory: Path) -> RunRecord:
         total=_skew(total) if total else None,
         parameters={name: number(value) for name, value in mapping(summary.get("parameters")).items()},
         cache={name: number(value) for name, value in mapping(summary.get("cache")).items()},
+        modes=tuple(name_of(mapping(one).get("said")) for one in listing(summary.get("modes"))),
         versions={name: str(value) for name, value in mapping(summary.get("versions")).items()},
         samples=first_known(number(summary.get("samples")), train[-1].samples if train else NAN),
         samples_per_s=first_known(number(summary.get("samples_per_s")), median([p.samples_per_s for p in train])),
@@ -292,10 +292,10 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | HourPoint | None:
     if raw.get("kind") != "train":
         return None
     loss, lr, auc, rate, seconds = (number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))
-    cache, tiers = cache_point(mapping(raw.get("cache"))), tier_point(mapping(raw.get("tiers")))
+    cache, tiers = point_of(CachePoint, mapping(raw.get("cache"))), point_of(TierPoint, mapping(raw.get("tiers")))
     epoch = epoch if math.isfinite(epoch) else 0
     ids = id_points(mapping(raw.get("ids")))
-    times, memory = times_point(mapping(raw.get("times"))), memory_point(mapping(raw.get("memory")))
+    times, memory = times_point(mapping(raw.get("times"))), point_of(MemoryPoint, mapping(raw.get("memory")))
     return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache, tiers, ids, times, memory)
 
 

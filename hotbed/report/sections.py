@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hotbed.report.advice import advice, analysis
-from hotbed.report.breakdown import breakdowns
 from hotbed.report.cache import cache
 from hotbed.report.charts import figure
-from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
+from hotbed.report.curves import breakdowns, calibration_chart, headline_split, learning_charts, skew_chart
 from hotbed.report.formats import (
     MISSING,
     bar,
@@ -40,7 +39,7 @@ from hotbed.report.tiers import tiers
 from hotbed.report.times import times
 from hotbed.run.config import DENSE_RATES, FIELDS, ROW_RATES
 
-CACHE_SHARE = 0.015  # of the rows; what the published GPU caches hold, and what data/describe measures
+CACHE_SHARE = 0.015  # of the rows; what the published GPU caches hold, and what data/dataset.py measures
 MAX_SETTINGS = 500
 MAX_CHANGED = 40
 
@@ -128,7 +127,8 @@ def settings_section(run: RunRecord) -> str:
     hint = " Change one with <code>--set path=value</code>; <code>config.json</code> is also a valid run file.</p>"
     folded = fold("All settings", _settings_table("All settings", settings[:MAX_SETTINGS]) + more)
     shown = _settings_table("Settings that differ from the default", changed[:MAX_CHANGED]) if changed else ""
-    return section("config", "Settings", intro + hint if settings else "", shown, folded)
+    modes = "".join(f"<p>parallel.mode=auto: {text(line, 600)}.</p>" for line in run.modes if line)
+    return section("config", "Settings", intro + hint if settings else "", modes, shown, folded)
 
 
 def next_commands(run: RunRecord) -> str:

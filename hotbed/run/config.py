@@ -23,6 +23,7 @@ DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
 MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; the limits of the cache
 PRECISIONS = ("fp32", "fp16", "bf16")
+STORE_PRECISIONS = ("same", "int8")
 MODES = ("sharded", "replicated", "all-reduce", "auto")
 MERGES = ("auto", "frozen_v", "shared_v", "moments", "params")
 
@@ -124,8 +125,14 @@ class TablesConfig:
         0, "batches whose ids are known before they are planned; 0 is automatic", least=0, most=MOST_AHEAD
     )
     precision: str = setting("fp32", "number type of the rows; the 16-bit ones round stochastically", one_of=PRECISIONS)
+    store_precision: str = setting(
+        "same",
+        "number type of rows that leave the cache for host memory: same as in the cache, or int8, rounded stochastically",
+        one_of=STORE_PRECISIONS,
+    )
     dynamic: bool | list[str] = setting(  # noqa: RUF009  frozen
-        False, "tables without a vocabulary: any 64-bit id gets a row; true is all, [user, ad] those features"
+        False,
+        "tables without a vocabulary: any 64-bit id gets a row; true is all, [user, ad] the tables of those features",
     )
     admit: str = setting(
         "", "which ids of dynamic tables get a row: after 3; after 3, sketch 64MiB; probability 0.1; all if not given"
@@ -213,6 +220,9 @@ class ParallelConfig:
         "sharded",
         "how ranks get rows that others own; the same result, bags and all-reduce up to rounding",
         one_of=MODES,
+    )
+    replicas: float = setting(
+        0.5, "the share of tables.hbm that is for replicas of rows, in all modes but sharded", above=0, most=0.95
     )
     traffic: str = setting(
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import RunError
-from hotbed.run.files import check_folder, recover_folder
+from hotbed.run.folder import check_folder, recover_folder
 
 FORMAT_VERSION = 1
 EXPORT = "export.json"
@@ -89,7 +89,7 @@ class ExportedTable:
     name: str
     num_rows: int  # in the file
     dim: int
-    pooling: str  # sum or mean, of the ids of a bag
+    pooling: str | dict[str, str]  # sum or mean, of the ids of a bag; one for each of several features
     rows: int | None  # of a table with row numbers, their number; None: dynamic ids
     hashing: bool  # ids modulo rows
     order: Order  # frequency: hottest first; id: ascending

@@ -1,10 +1,14 @@
-"""The folder of one run: a new name, a new start, its content.
+"""The folder of one run: a new name, a new start, its content, and folders that are written whole or not at all.
 
 config.json  data.json  metrics.jsonl  summary.json  model/  checkpoints/  best/  report.html  tensorboard/
 
 `find_data`: finds the dataset of a run, from any working directory. A run stores the path that it was given, which may be
 relative, and in data.json the absolute one. The dataset is searched for relative to the working directory, then at its old
 place, then next to the folders that contain the run, so that runs and data can be moved together.
+
+`write_folder`: a folder such as model/ is filled next to its final place, gets a manifest with the size and checksum of every
+file, is flushed to the disk and then renamed; the old one stays until the new one is complete. Several files of a folder are
+read by their names inside `one_version`: another process may replace the folder in between, and each file would be whole.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hotbed.checkpoint.files import checksum, read_tensors, write_tensors
 from hotbed.data.embedded import is_embedded
-from hotbed.errors import RunError
+from hotbed.errors import HotbedError, RunError
 from hotbed.files import path_of
-from hotbed.host.atomic import flush_to_disk, make_folder, writing
+from hotbed.host.atomic import flush_to_disk, make_folder, put_folder, tree_of, write_file, writing
+from hotbed.host.atomic import recover_folder as recover
 
 CONTENT = (
     "config.json",
@@ -55,6 +61,16 @@ _BEFORE_STEPS = {  # written or opened before anything is trained; and the summa
     "report.html",
     "tensorboard",
 }
+__all__ = [
+    "check_folder",
+    "one_version",
+    "read_tensors",
+    "recover_folder",
+    "write_folder",
+    "write_tensors",
+    "write_text",
+]
+MANIFEST = "manifest.json"
 
 
 def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
@@ -200,3 +216,78 @@ def _noted(run: Path) -> str:
         return str(read_json(run / "data.json").get("path") or "")
     except RunError:
         return ""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file in one step: a reader sees the old text or the new."""
+    with writing(path):
+        write_file(path, text)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write into a new folder, then replace the old one by it."""
+    new, old = folder.with_name(folder.name + ".new"), _old(folder)
+    with writing(folder):
+        recover_folder(folder)
+        for left in (new, old):  # by a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            make_folder(new)
+            fill(new)
+            files = sorted(path for path in new.rglob("*") if path.is_file())
+            marks = {str(path.relative_to(new)): [path.stat().st_size, checksum(path)] for path in files}
+            (new / MANIFEST).write_text(json.dumps(marks, indent=1) + "\n")
+            for path in tree_of(new):
+                flush_to_disk(path)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)  # a full disk needs the space
+            raise
+        put_folder(new, folder, old)
+
+
+def recover_folder(folder: Path) -> None:
+    """After a crash in write_folder, restore the old folder if the new one is missing."""
+    recover(folder, _old(folder))
+
+
+@contextmanager
+def one_version(place: Path) -> Iterator[Callable[[], None]]:
+    """A RunError if a folder, or the model of a run, was replaced while it was read inside; the result checks it earlier."""
+    before = _manifests(place)
+
+    def check(error: Exception | None = None) -> None:
+        if _manifests(place) != before:
+            raise RunError(
+                f"{place} was replaced while it was read: its files are of two versions. Repeat the command."
+            ) from error
+
+    try:
+        yield check
+    except (HotbedError, OSError) as error:
+        check(error)
+        raise
+    check()
+
+
+def _manifests(place: Path) -> list[bytes]:
+    recover_folder(place / "model")
+    paths = [place / MANIFEST, place / "model" / MANIFEST]
+    return [path.read_bytes() if path.is_file() else b"" for path in paths]
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".old")
+
+
+def check_folder(folder: Path, content_of: Callable[[str], bool] = lambda name: True) -> None:
+    """A RunError unless every file exists with the size of the manifest, and those of `content_of` with its checksum."""
+    try:
+        marks = json.loads((folder / MANIFEST).read_text())
+        for name, (size, sum_) in marks.items():
+            found = (folder / name).stat().st_size
+            if found != size:
+                raise RunError(f"{folder} is damaged: {name} has {found} bytes, its manifest says {size}.")
+            if content_of(name) and checksum(folder / name) != sum_:
+                raise RunError(f"{folder} is damaged: the content of {name} does not fit its checksum.")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error

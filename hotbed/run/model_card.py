@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import NAMED_MODELS, is_own, reads_sequences, vector_width
 from hotbed.ops.init_rows import parse_init
 from hotbed.run.config import RunConfig
-from hotbed.run.files import check_folder, recover_folder
-from hotbed.run.folder import is_training
+from hotbed.run.folder import check_folder, is_training, recover_folder
 from hotbed.tables.spec import Pooling, Table
 
 _BAG = 16  # ids of a bag, as an estimate
@@ -34,20 +34,28 @@ FORMAT_VERSION = 2  # 1: no dynamic ids
 
 
 def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
-    """One table per id feature, as wide as the model reads."""
+    """The tables of the id features, as wide as the model reads."""
     given = config.tables
     width = vector_width(config.model.name, config.model.dim)
     tables = {}
-    for feature in schema.features:
-        pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
-        if feature.length and reads_sequences(config.model.name):
-            pooling = "none"
-        table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
-        if is_dynamic(given.dynamic, feature.name):
+    for name, features in schema.tables.items():
+        pooling = {one.name: _pooling(config, one) for one in features}
+        first = features[0]
+        table = Table(first.rows, width, pooling[first.name], hashing=first.mode == "hash", init=parse_init(given.init))
+        if len(features) > 1:
+            table = dataclasses.replace(table, pooling=pooling, features=tuple(pooling))
+        if is_dynamic(given.dynamic, features):
             admit, expire = parse_admit(given.admit), parse_expire(given.expire)
             table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
-        tables[feature.name] = table
+        tables[name] = table
     return tables
+
+
+def _pooling(config: RunConfig, feature: IdFeature) -> Pooling:
+    """How the ids of one sample become vectors."""
+    if feature.length and reads_sequences(config.model.name):
+        return "none"
+    return "mean" if feature.multi and config.tables.pooling == "mean" else "sum"
 
 
 def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
@@ -81,7 +89,10 @@ def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
 
 
 def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
-    """What scoring needs to know of a table; for dynamic ids also what ids without a row read."""
+    """What scoring needs to know of a table; for dynamic ids also what ids without a row read.
+
+    `pooling` is one word, or one for each of the features that share the table.
+    """
     card: dict[str, Any] = {
         "rows": table.rows,
         "dim": table.dim,
@@ -141,9 +152,9 @@ def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
         raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
 
 
-def is_dynamic(dynamic: bool | list[str], feature: str) -> bool:
-    """Whether a feature gets a table of dynamic ids; `dynamic` is the setting of a run file."""
-    return dynamic if isinstance(dynamic, bool) else feature in dynamic
+def is_dynamic(dynamic: bool | list[str], features: Sequence[IdFeature]) -> bool:
+    """Whether the table of these features has dynamic ids; `dynamic` is the setting of a run file, and names one of them."""
+    return dynamic if isinstance(dynamic, bool) else any(one.name in dynamic for one in features)
 
 
 def id_problems(dynamic: bool | list[str], data: str, schema: Schema) -> list[str]:
@@ -155,7 +166,7 @@ def id_problems(dynamic: bool | list[str], data: str, schema: Schema) -> list[st
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
             problems.append(f"tables.dynamic: {data} has no id feature {name!r}; {hint}")
-    raw = [one.name for one in schema.features if one.mode == "raw" and not is_dynamic(dynamic, one.name)]
+    raw = [name for name, of_it in schema.tables.items() if of_it[0].mode == "raw" and not is_dynamic(dynamic, of_it)]
     if raw:
         problems.append(
             f"tables.dynamic: must be true, or a list with {', '.join(raw)}, for {data}: their ids are raw 64-bit numbers, "
@@ -165,16 +176,17 @@ def id_problems(dynamic: bool | list[str], data: str, schema: Schema) -> list[st
 
 
 def ids_of_train(schema: Schema) -> dict[str, int]:
-    """By feature, how many distinct ids the train split has, or can have if they were not counted."""
+    """By table, how many distinct ids the train split has, or can have if they were not counted."""
     train = schema.splits.get("train")
     samples = train.rows if train else 0
-    return {one.name: _most_ids(one, samples) for one in schema.features}
+    return {name: _most_ids(features, samples) for name, features in schema.tables.items()}
 
 
-def _most_ids(feature: IdFeature, samples: int) -> int:
-    if feature.mode in ("vocabulary", "direct"):
-        return feature.rows
-    return feature.distinct or samples * (_BAG if feature.multi else 1)
+def _most_ids(features: Sequence[IdFeature], samples: int) -> int:
+    first = features[0]
+    if first.mode in ("vocabulary", "direct"):
+        return first.rows
+    return first.distinct or samples * sum(_BAG if one.multi else 1 for one in features)
 
 
 def rows_of_unseen(schema: Schema, batch_size: int) -> int:

@@ -3,6 +3,10 @@
 Its files are of two kinds. A *unit* is a folder with a manifest.json (a checkpoint, the model, best weights, an export): it is
 whole when every file that the manifest lists is there with its size, and it is copied whole. The others are the loose files at
 the top: config.json, metrics.jsonl and so on. Folders without a manifest are uploads that never ended; nothing reads them.
+
+A unit may be replaced while its files travel. Its writer removes the manifest first and uploads it last (files/copies.py), so
+files are of one version if the manifest is the same before and after. Checksums find writers that keep no such order. A copy of
+two versions never takes its place: the folder is listed and copied again.
 """
 
 from __future__ import annotations
@@ -12,21 +16,45 @@ import fcntl
 import hashlib
 import json
 import shutil
+import time
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
+from hotbed.checkpoint.files import checksum
 from hotbed.checkpoint.manifest import MANIFEST
 from hotbed.errors import RunError
 from hotbed.files import RemotePath, path_of
 from hotbed.files.block_cache import block_cache
 from hotbed.files.copies import fetch_file, fetch_folder
-from hotbed.files.store import FileStat
+from hotbed.files.store import FileStat, ReplacedError
 from hotbed.host.atomic import make_folder
 
 _INDEX = ".index.json"  # of a copy: which version of each file and unit is here
-_manifests: dict[tuple[str, FileStat], tuple[dict[str, int], str | None]] = {}  # those that were read, by their version
+_SECONDS = 2.0  # stores give times in seconds: one that was written again within the same second looks the same
+_TRIES = 5  # to copy a folder that is replaced meanwhile
 Wanted = Callable[[str, Collection[str]], bool]  # the name of a unit, and those of all
+
+
+class _Listed(NamedTuple):
+    """What a manifest says."""
+
+    crc32: int  # of the manifest itself
+    sizes: dict[str, int]
+    sums: dict[str, int]  # crc32; segments of an ssd have checksums of their own in every record
+    parent: str | None  # of an incremental checkpoint
+
+
+class _Reading(NamedTuple):
+    """A manifest as it was read."""
+
+    listed: _Listed
+    first: float  # when an object of this size and time was first seen here
+    last: float  # when it was last read
+
+
+_manifests: dict[tuple[str, FileStat], _Reading] = {}
 
 
 class RemoteUnit(NamedTuple):
@@ -34,13 +62,14 @@ class RemoteUnit(NamedTuple):
 
     name: str  # relative; empty: the folder itself
     files: dict[str, FileStat]  # relative to the unit
+    listed: _Listed
     parent: str | None = None  # of an incremental checkpoint, the unit that it adds to
 
     @property
     def mark(self) -> list[int]:
         """Tells versions of a unit apart."""
         manifest = self.files[MANIFEST]
-        return [manifest.st_size, manifest.st_mtime_ns]
+        return [manifest.st_size, manifest.st_mtime_ns, self.listed.crc32]
 
     @property
     def num_bytes(self) -> int:
@@ -85,27 +114,53 @@ def _is_in(name: str, folder: str) -> bool:
 
 def _unit(remote: RemotePath, name: str, files: dict[str, FileStat]) -> RemoteUnit | None:
     """The unit, or None if a file that its manifest lists is not there."""
-    mark = str(remote), files[MANIFEST]
     try:
-        if mark not in _manifests:
-            _manifests[mark] = _listed(json.loads((remote / MANIFEST).read_text()))
-        sizes, parent = _manifests[mark]
+        listed = _read_manifest(remote / MANIFEST, files[MANIFEST])
     except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
         return None
-    if any(file not in files or files[file].st_size != size for file, size in sizes.items()):
+    if any(file not in files or files[file].st_size != size for file, size in listed.sizes.items()):
         return None
-    beside = None if parent is None else f"{name.rpartition('/')[0]}/{parent}".lstrip("/")
-    kept = {file: stat for file, stat in files.items() if file in sizes or file == MANIFEST}
-    return RemoteUnit(name, kept, beside)
+    sibling = None if listed.parent is None else f"{name.rpartition('/')[0]}/{listed.parent}".lstrip("/")
+    kept = {file: stat for file, stat in files.items() if file in listed.sizes or file == MANIFEST}
+    return RemoteUnit(name, kept, listed, sibling)
 
 
-def _listed(tree: dict[str, Any]) -> tuple[dict[str, int], str | None]:
-    """The files of a manifest with their sizes, and the parent of an incremental checkpoint."""
-    if "checkpoint" in tree:
-        body = tree["checkpoint"]
-        sizes = {str(name): int(mark[0]) for name, mark in body["files"].items()}
-        return sizes | {str(name): int(size) for name, size in body["linked"].items()}, body["parent"]
-    return {str(name): int(mark[0]) for name, mark in tree.items()}, None
+def _read_manifest(manifest: RemotePath, stat: FileStat) -> _Listed:
+    """A manifest, read once, and again as long as another one may have the same size and time."""
+    key, now = (str(manifest), stat), time.monotonic()
+    known = _manifests.get(key)
+    if known is None or known.last - known.first < _SECONDS:
+        known = _manifests[key] = _Reading(_listed(manifest.read_bytes()), known.first if known else now, now)
+    return known.listed
+
+
+def _listed(content: bytes) -> _Listed:
+    tree = json.loads(content)
+    body = tree.get("checkpoint")
+    marks = {str(name): (int(size), int(sum_)) for name, (size, sum_) in (body["files"] if body else tree).items()}
+    sizes, sums = {name: one[0] for name, one in marks.items()}, {name: one[1] for name, one in marks.items()}
+    linked = {str(name): int(size) for name, size in body["linked"].items()} if body else {}
+    return _Listed(zlib.crc32(content), sizes | linked, sums, body["parent"] if body else None)
+
+
+def fetch_unit(remote: RemotePath, local: Path, unit: RemoteUnit) -> None:
+    """Copy a unit; an error (ReplacedError) if its files are not all of the version that was listed."""
+
+    def check(new: Path) -> None:
+        wrong = [name for name, sum_ in unit.listed.sums.items() if checksum(new / name) != sum_]
+        try:
+            manifests = (new / MANIFEST).read_bytes(), (remote / MANIFEST).read_bytes()
+        except FileNotFoundError:  # the first that goes when a folder is replaced
+            manifests = b"", b""
+        if wrong or any(zlib.crc32(one) != unit.listed.crc32 for one in manifests):
+            what = f"{wrong[0]} does not fit the checksum of its manifest" if wrong else "its manifest has changed"
+            raise ReplacedError(f"{remote} was replaced while it was copied: {what}. Try again when it is complete.")
+
+    make_folder(local.parent)
+    try:
+        fetch_folder(remote, local, unit.files, check)
+    except FileNotFoundError as error:
+        raise ReplacedError(f"{remote} was removed or replaced while it was copied ({error}).") from None
 
 
 class LocalCopy:
@@ -129,11 +184,20 @@ class LocalCopy:
 
     def refresh(self, *, loose: bool = True) -> None:
         """Bring what is new or has changed in the store; nothing else is read. A server needs no newer loose files."""
-        content = content_of(self.remote)
-        if not content.loose and not content.units:
-            raise RunError(f"there is no {self.remote}; give a run, a checkpoint or an export.")
-        with (self.folder / ".refresh").open("w") as lock:  # one process at a time
+        for attempt in range(_TRIES):
+            try:
+                return self._refresh(loose)
+            except ReplacedError:
+                if attempt == _TRIES - 1:
+                    raise
+                _manifests.clear()
+
+    def _refresh(self, loose: bool) -> None:
+        with (self.folder / ".refresh").open("w") as lock:  # one at a time: an older list would remove newer files
             fcntl.flock(lock, fcntl.LOCK_EX)
+            content = content_of(self.remote)
+            if not content.loose and not content.units:
+                raise RunError(f"there is no {self.remote}; give a run, a checkpoint or an export.")
             index = self._index()
             for name, stat in content.loose.items() if loose else ():
                 mark = [stat.st_size, stat.st_mtime_ns]
@@ -147,8 +211,7 @@ class LocalCopy:
                     index.get(f"{name}/") != unit.mark or not (local / MANIFEST).is_file()
                 ):
                     self._reserve(unit.num_bytes)
-                    make_folder(local.parent)
-                    fetch_folder(self.remote / name if name else self.remote, local, unit.files)
+                    fetch_unit(self.remote / name if name else self.remote, local, unit)
                     self._note(index, f"{name}/", unit.mark)
             for name in [one for one in index if one.endswith("/") and one != "/" and one[:-1] not in content.units]:
                 shutil.rmtree(self.path / name[:-1], ignore_errors=True)  # removed in the store

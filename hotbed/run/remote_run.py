@@ -28,15 +28,16 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import MANIFEST
 from hotbed.errors import ConfigError, RemoteError, RunError
 from hotbed.files import RemotePath, hide, path_of
-from hotbed.files.copies import fetch_file, fetch_folder, publish_folder, remove_remote
+from hotbed.files.copies import fetch_file, publish_folder, remove_remote
 from hotbed.files.settings import cache_root
 from hotbed.host.atomic import make_folder
 from hotbed.run.folder import CONTENT, is_training
-from hotbed.run.remote_folder import RemoteContent, content_of
+from hotbed.run.remote_folder import RemoteContent, content_of, fetch_unit
 
 EVERY = 5.0  # seconds between two looks at the local folder
 _log = logging.getLogger("hotbed.run")
 _UNFINISHED = (".new", ".gone", ".old")  # folders that are being written or removed
+_LOG_FILE = "metrics.jsonl"
 _LAST = ("summary.json", "report.html")  # say that a run has ended, or how
 
 
@@ -88,6 +89,7 @@ def bring_run(remote: RemotePath, folder: Path) -> None:
     here = newest_in(folder / "checkpoints") if (folder / "config.json").is_file() else None
     there = _newest_step(content)
     if here is not None and here.step >= there:
+        _refuse_other_run(remote, folder, content)
         return
     if "config.json" not in content.loose:
         raise RunError(f"{remote} is not a run: it has no config.json. Start one with --out {remote}.")
@@ -96,8 +98,32 @@ def bring_run(remote: RemotePath, folder: Path) -> None:
     for name, stat in content.loose.items():
         fetch_file(remote / name, folder / name, stat)
     for name, unit in sorted(content.units.items()):
-        make_folder((folder / name).parent)
-        fetch_folder(remote / name, folder / name, unit.files)
+        fetch_unit(remote / name, folder / name, unit)
+
+
+def _refuse_other_run(remote: RemotePath, folder: Path, content: RemoteContent) -> None:
+    """A RunError if the store holds another run than the local folder: one that was started there from elsewhere since.
+
+    Runs are told apart by the checkpoints that both have, else by the first lines of their logs, which have times in them.
+    """
+    both = [name for name in content.units if name.startswith("checkpoints/") and (folder / name / MANIFEST).is_file()]
+    if both:
+        is_same = (folder / both[-1] / MANIFEST).read_bytes() == (remote / both[-1] / MANIFEST).read_bytes()
+    else:
+        logs = [_first_line(place / _LOG_FILE) for place in (folder, remote)]
+        is_same = logs[0] == logs[1] or "" in logs
+    if not is_same:
+        raise RunError(
+            f"{remote} holds another run than {folder}, where a run was trained on this machine and not copied to the "
+            f"end. To resume the one in the store, remove {folder}; to keep the local one, move it elsewhere first."
+        )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().partition("\n")[0]
+    except FileNotFoundError:
+        return ""
 
 
 def _newest_step(content: RemoteContent) -> int:

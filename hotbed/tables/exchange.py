@@ -30,6 +30,14 @@ class Exchange(Protocol):
 
     fronts: list[Front]  # what answers lookups, by group
 
+    @property
+    def replica_bytes(self) -> int:
+        """Device memory of replicas of other ranks' rows, with their index."""
+
+    @property
+    def modes(self) -> list[dict[str, Any]]:
+        """Of every group whose mode was chosen: the mode, and what was measured."""
+
     def new_stage(self) -> Stage | None:
         """For one more feed, all ranks in the same order; None: batches are looked up as they are."""
 
@@ -51,6 +59,8 @@ class LocalExchange:
 
     def __init__(self, groups: Sequence[TableGroup], inputs: Sequence[GroupInputs]) -> None:
         self.fronts: list[Front] = [*groups]
+        self.replica_bytes = 0
+        self.modes: list[dict[str, Any]] = []
         self._groups, self._inputs = groups, inputs
 
     def new_stage(self) -> Stage | None:

@@ -110,12 +110,14 @@ class GroupInputs:
 
     def matrix_spans(self, size: int) -> tuple[Span, ...]:
         """The columns of a matrix of `size` samples."""
-        if size not in self._matrix_spans:
+        spans = self._matrix_spans.get(size)
+        if spans is None:
             if len(self._matrix_spans) >= 64:
-                self._matrix_spans.clear()
+                self._matrix_spans.clear()  # a reader thread may do so at any time
             width = len(self.features)
-            self._matrix_spans[size] = tuple(Span(self.features[j].name, j, size, width) for j in self.order)
-        return self._matrix_spans[size]
+            spans = tuple(Span(self.features[j].name, j, size, width) for j in self.order)
+            self._matrix_spans[size] = spans
+        return spans
 
 
 def flatten(

@@ -44,7 +44,7 @@ from hotbed.tables.ownership import Ownership
 from hotbed.tables.rates import RowRates
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.sizing.budget import Budgets, rooms_of
-from hotbed.tables.sizing.fit import sizes_of
+from hotbed.tables.sizing.fit import sizes_of, stored_bytes
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, output_of, own_rooms
 from hotbed.tables.state_dict import load_columns, save_columns
@@ -78,6 +78,7 @@ class EmbeddingTables(nn.Module):
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
+    `store_precision="int8"` rounds the weights of rows that leave the cache for host memory to int8, likewise.
 
     One of several ranks (torch.distributed) refuses to train such tables, because rows of ranks would drift apart:
     `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
@@ -100,8 +101,10 @@ class EmbeddingTables(nn.Module):
         ssd: str | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
+        store_precision: str = "same",
         independent: bool = False,
         shard: Shard = WHOLE,
+        replicas: float = 0.0,
     ) -> None:
         super().__init__()
         listen()
@@ -119,9 +122,12 @@ class EmbeddingTables(nn.Module):
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision, shard)
         place = torch.empty(0, device=device, dtype=torch.float32).device
-        budgets = Budgets(cache, hbm, memory, ssd)
-        rooms = own_rooms(rooms_of(budgets, sizes, place.type), self.tables, budgets, shard)
+        budgets = Budgets(cache, hbm, memory, ssd, store_precision, replicas)
+        stored = stored_bytes(self.tables, self.optimizer, precision, store_precision)
+        rooms = own_rooms(rooms_of(budgets, sizes, place.type, stored), self.tables, budgets, shard)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
+        self.replica_rooms = [room.replica_bytes for room in rooms]  # by group
+        self.cache_budget = ("hbm", parse_bytes(hbm, "hbm")) if hbm is not None else ("memory", self._memory_budget)
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
         for group in self.groups:
             group.initialise(seed)

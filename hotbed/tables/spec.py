@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hotbed.cache import POLICIES
@@ -33,13 +33,17 @@ class Table:
     rows=None: any 64-bit id, each with a row of its own from its first training batch on; `admit` and `expire` say which ids
     get one, and for how long (docs/dynamic-ids.md).
 
+    Several `features` that share the table read and train the same rows; `pooling` may then name one for each of them:
+    Table(1000, 16, pooling={"item": "sum", "history": "none"}).
+
     `optimizer` (with its learning rate), `precision`, `policy` and `cache` override those of the tables; the table trains as it
     would alone with these settings, to the bit. `frozen`: its rows stay as they are.
     """
 
     rows: int | None
     dim: int
-    pooling: Pooling = "sum"  # "none": every value keeps its own vector, for sequences
+    # "none": every value keeps its own vector, for sequences; a mapping has no hash
+    pooling: Pooling | Mapping[str, Pooling] = field(default="sum", hash=False)
     features: tuple[str, ...] | None = None
     hashing: bool = False  # ids modulo rows; else an id outside 0..rows-1 is an error
     padding_id: int | None = None  # this id contributes nothing and is never updated
@@ -56,7 +60,7 @@ class Table:
         self,
         rows: int | None = _ABSENT,
         dim: int = _ABSENT,
-        pooling: Pooling = "sum",
+        pooling: Pooling | Mapping[str, Pooling] = "sum",
         features: tuple[str, ...] | None = None,
         hashing: bool = False,
         padding_id: int | None = None,
@@ -72,6 +76,8 @@ class Table:
         num_embeddings: int | None = _ABSENT,
         embedding_dim: int = _ABSENT,
     ) -> None:
+        if features is None and isinstance(pooling, Mapping):
+            features = tuple(pooling)
         values = {
             "rows": _one_of("rows", rows, "num_embeddings", num_embeddings),
             "dim": _one_of("dim", dim, "embedding_dim", embedding_dim),
@@ -96,6 +102,13 @@ class Table:
         """What it has otherwise than other tables; None: nothing."""
         given = OwnSettings(self.optimizer, self.precision, self.policy, self.cache, self.frozen)
         return None if given == OwnSettings() else given
+
+    def pooling_of(self, name: str) -> dict[str, Pooling]:
+        """The pooling of every feature that reads this table, which is called `name`."""
+        features = self.features or (name,)
+        if isinstance(self.pooling, Mapping):
+            return {feature: self.pooling[feature] for feature in features}
+        return dict.fromkeys(features, self.pooling)
 
     @property
     def num_embeddings(self) -> int | None:
@@ -126,43 +139,53 @@ def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
 def features_of(tables: dict[str, Table]) -> list[Feature]:
     """The features in declared order; all mistakes in the tables at once."""
     wrong: list[str] = []
-    features: list[Feature] = []
     owners: dict[str, str] = {}
     if not tables:
         wrong.append("no tables were given")
     for name, table in tables.items():
         wrong += _wrong_ids(name, table)
-        for field in ("rows", "dim"):
-            value = getattr(table, field)
-            if field == "rows" and value is None:
+        for size in ("rows", "dim"):
+            value = getattr(table, size)
+            if size == "rows" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                wrong.append(f"table {name!r}: {field} must be a whole number from 1, not {value!r}")
-        if table.pooling not in ("sum", "mean", "none"):
-            wrong.append(f"table {name!r}: pooling must be 'sum', 'mean' or 'none', not {table.pooling!r}")
+                wrong.append(f"table {name!r}: {size} must be a whole number from 1, not {value!r}")
+        wrong += _wrong_pooling(name, table)
         if isinstance(table.features, str) or table.features == ():
             wrong.append(f"table {name!r}: features must be a tuple of names, not {table.features!r}")
         for feature in table.features or (name,):
             if feature in owners:
                 wrong.append(f"feature {feature!r} reads two tables, {owners[feature]!r} and {name!r}")
             owners[feature] = name
-            features.append(Feature(feature, name, table.pooling))
     if wrong:
         raise ConfigError("; ".join(wrong))
-    return features
+    return [Feature(one, name, how) for name, table in tables.items() for one, how in table.pooling_of(name).items()]
+
+
+def _wrong_pooling(name: str, table: Table) -> list[str]:
+    by_feature = isinstance(table.pooling, Mapping)
+    given = set(table.pooling.values()) if isinstance(table.pooling, Mapping) else {table.pooling}
+    wrong = [
+        f"table {name!r}: pooling must be 'sum', 'mean' or 'none', not {one!r}"
+        for one in given - {"sum", "mean", "none"}
+    ]
+    if by_feature and set(table.pooling) != set(table.features or (name,)):
+        named, read = ", ".join(table.pooling), ", ".join(table.features or (name,))
+        wrong.append(f"table {name!r}: pooling names {named}, and the table is read by {read}; they must be the same")
+    return wrong
 
 
 def _wrong_ids(name: str, table: Table) -> list[str]:
     """What is said of dynamic ids, or of others, and cannot be."""
     wrong = []
-    for field, kind in (("admit", Admit), ("expire", Expire)):
-        rule = getattr(table, field)
+    for what, kind in (("admit", Admit), ("expire", Expire)):
+        rule = getattr(table, what)
         if rule is None:
             continue
         if not isinstance(rule, kind):
-            wrong.append(f"table {name!r}: {field} must be a hotbed.{kind.__name__}, not {rule!r}")
+            wrong.append(f"table {name!r}: {what} must be a hotbed.{kind.__name__}, not {rule!r}")
         if table.rows is not None:
-            wrong.append(f"table {name!r}: {field}= is for dynamic ids; give rows=None, or leave it out")
+            wrong.append(f"table {name!r}: {what}= is for dynamic ids; give rows=None, or leave it out")
     if table.rows is None and table.hashing:
         wrong.append(f"table {name!r}: hashing takes ids modulo rows, and rows is None; leave one of them out")
     wrong += _wrong_settings(name, table)

@@ -31,7 +31,7 @@ class Times(NamedTuple):
     steps: int = 0
     device: tuple[float, ...] = (0.0,) * len(PARTS)  # of the training stream, of the sampled steps
     sampled: int = 0
-    asked: int = 0  # batches requested from the reader
+    requested: int = 0  # batches requested from the reader
     ready: int = 0  # sum of the batches that were ready then
 
     def minus(self, other: Times) -> Times:
@@ -49,7 +49,7 @@ class Times(NamedTuple):
             self.steps + sign * other.steps,
             both(self.device, other.device),
             self.sampled + sign * other.sampled,
-            self.asked + sign * other.asked,
+            self.requested + sign * other.requested,
             self.ready + sign * other.ready,
         )
 
@@ -61,8 +61,8 @@ class Times(NamedTuple):
         found |= {name: max(one, 0.0) / self.steps for name, one in zip(PARTS, self.seconds)}
         if self.sampled > 0:
             found["device"] = {name: max(one, 0.0) / self.sampled for name, one in zip(PARTS, self.device)}
-        if self.asked > 0:
-            found["ready"] = self.ready / self.asked
+        if self.requested > 0:
+            found["ready"] = self.ready / self.requested
         return found
 
 

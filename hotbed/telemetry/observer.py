@@ -1,16 +1,84 @@
-"""Observers of a training run: progress bars, TensorBoard. Calls come from the training thread and must return quickly."""
+"""A training run as others see it: lines of metrics.jsonl, its progress, and observers such as progress bars and TensorBoard.
+
+A line is one JSON object, appended and flushed as it happens. Observers are called by the training thread and must return
+quickly.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
-from hotbed.telemetry.log import Record
+from hotbed.errors import RunError
+from hotbed.host.atomic import flush_to_disk, writing
+
+Record = dict[str, Any]
 
 
-class Observer(Protocol):
-    """Is called when something happens; changes nothing."""
+class MetricsLog:
+    """The open file. `position` is its length in bytes; a resumed run truncates it there and continues."""
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        self.path = path
+        self._is_named = False  # whether its folder entry is on the disk
+        with writing(path):
+            size = path.stat().st_size if path.exists() else 0
+            if size < position:
+                raise RunError(f"{path} has {size} bytes, but the checkpoint was taken at {position}.")
+            self._file = path.open("ab")
+            self._file.truncate(position)
+            self._file.seek(position)
+
+    @property
+    def position(self) -> int:
+        return self._file.tell()
+
+    def write(self, record: Record) -> None:
+        """Append one line; nan becomes null, which every JSON reader accepts."""
+        with writing(self.path):
+            self._file.write(json.dumps(_plain(record), allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def flush_to_disk(self) -> None:
+        """Before a checkpoint that relies on these bytes."""
+        with writing(self.path):
+            os.fsync(self._file.fileno())
+            if not self._is_named:
+                flush_to_disk(self.path.parent)
+                self._is_named = True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NoLog:
+    """Instead of the file, on ranks that write none."""
+
+    position = 0
+
+    def write(self, record: Record) -> None:
+        """Rank 0 writes it."""
+
+    def flush_to_disk(self) -> None:
+        """Nothing to flush."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Observer:
+    """Is called when something happens; changes nothing. Subclasses define the calls that they need."""
 
     def begin(self, progress: Progress, total_steps: int) -> None:
         """Training starts, or resumes, here."""
@@ -28,7 +96,7 @@ class Observer(Protocol):
         """The run has ended."""
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -83,11 +151,11 @@ class Progress:
     train_rows: int = 0  # of the dataset; a resumed run must find as many
     data: str = ""  # fingerprint of the dataset; a resumed run must find the same
     # (first batch, ranks) of the open epoch; none: one process
-    dealt: list[tuple[int, int]] = field(default_factory=list)
+    rank_history: list[tuple[int, int]] = field(default_factory=list)
 
-    def deal_to(self, world: int) -> None:
+    def continue_on(self, world: int) -> None:
         """`world` ranks continue from here."""
         if self.batch == 0:
-            self.dealt = [] if world == 1 else [(0, world)]
-        elif (self.dealt or [(0, 1)])[-1][1] != world:
-            self.dealt = [*(self.dealt or [(0, 1)]), (self.batch, world)]
+            self.rank_history = [] if world == 1 else [(0, world)]
+        elif (self.rank_history or [(0, 1)])[-1][1] != world:
+            self.rank_history = [*(self.rank_history or [(0, 1)]), (self.batch, world)]

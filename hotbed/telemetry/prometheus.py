@@ -19,9 +19,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hotbed.errors import RunError
-from hotbed.telemetry.log import Record
-from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.scalars import Number, numbers_of
+from hotbed.telemetry.observer import Observer, Progress, Record
+from hotbed.telemetry.trackers import Number, numbers_of
 
 PATIENCE = 5.0  # seconds for a client to send its request
 HELP = {
@@ -46,7 +45,7 @@ POSITION = {
 }
 
 
-class MetricsServer:
+class MetricsServer(Observer):
     """An Observer that serves the newest numbers at http://HOST:PORT/metrics; it opens the port when it is made."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -95,9 +94,6 @@ class MetricsServer:
 
     def record(self, record: Record) -> None:
         self._newest = {**self._newest, **{(name_of(one), one.of): one for one in numbers_of(record)}}
-
-    def say(self, text: str) -> None:
-        """Numbers only."""
 
     def end(self) -> None:
         """Free the port."""

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from hotbed.errors import ConfigError, RunError
 from hotbed.host.atomic import write_file
 from hotbed.telemetry.clock import StepClock
-from hotbed.telemetry.log import Record
-from hotbed.telemetry.observer import Progress
+from hotbed.telemetry.observer import Observer, Progress
 
 SKIPPED, USUAL, MOST_STEPS = 10, 50, 2000  # steps
 MOST = 50_000  # spans of other threads; the newest are kept
@@ -243,7 +242,7 @@ def parse_steps(text: str | None) -> StepRange:
     return StepRange(int(first), int(stop), False)
 
 
-class TraceWriter:
+class TraceWriter(Observer):
     """Writes `path` after the last of its steps, or at the end of the run."""
 
     def __init__(self, path: Path, steps: StepRange) -> None:
@@ -273,12 +272,6 @@ class TraceWriter:
     def step(self, progress: Progress) -> None:
         if self._spans is not None and progress.step >= self._spans.stop:
             self._write()
-
-    def record(self, record: Record) -> None:
-        """Not part of a trace."""
-
-    def say(self, text: str) -> None:
-        """Not part of a trace."""
 
     def end(self) -> None:
         if self._spans is not None:

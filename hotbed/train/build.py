@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,6 +27,7 @@ from hotbed.models.base_rate import set_base_rate
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.parallel.sharded import ShardedTables, replica_share
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig
 from hotbed.run.config_check import check, raise_problems
@@ -45,8 +46,6 @@ from hotbed.tables.sizing.fit import (
 )
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
-from hotbed.train.breakdown import Breakdown
-from hotbed.train.build_follow import follow_loader, follow_problems, make_follower
 from hotbed.train.build_ranks import (
     compare,
     dense_weights,
@@ -59,15 +58,16 @@ from hotbed.train.build_ranks import (
     tables_of,
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
+from hotbed.train.follow import follow_loader, follow_problems, make_follower
 from hotbed.train.loop import Training
-from hotbed.train.loss import positive_problems, positive_weights, sampled_shift, task_loss
+from hotbed.train.metrics import Breakdown
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
-from hotbed.train.step import Learner
+from hotbed.train.step import Learner, positive_problems, positive_weights, sampled_shift, task_loss
 from hotbed.train.step_recording import Loss
 
 __all__ = [
-    "Built",
+    "BuiltTraining",
     "Sketch",
     "build",
     "changed_settings",
@@ -82,7 +82,7 @@ _LOOKUPS_TRIED = 2_000_000  # of each split, where the cache holds little more t
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
 
-class Built(NamedTuple):
+class BuiltTraining(NamedTuple):
     """A run that is ready to start."""
 
     training: Training
@@ -109,7 +109,7 @@ def option_problems(config: RunConfig) -> list[str]:
 
 def build(
     config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Observer] = (), world: World = ALONE
-) -> Built:
+) -> BuiltTraining:
     """Everything a run needs, from its config and its dataset; on every rank of `world`, with the same of both."""
     raise_problems(check(config) or option_problems(config))
     problems = _data_problems(config, dataset.schema) + rank_problems(config, world)
@@ -118,6 +118,7 @@ def build(
     learner = _learner(config, dataset, device, world)
     loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
     _check_batches_fit(learner, loaders)
+    _check_unions_fit(learner, config, dataset)
     follower = None
     if config.follow.source:
         log = follow_loader(config, dataset, run)
@@ -143,7 +144,7 @@ def build(
     training = Training(run, learner, loaders, pace, course, Observers(observers), follower, breakdown_of(config))
     card = card_of(config, dataset.schema)
     notes = _label_notes(config, dataset.schema)
-    return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card, notes))
+    return BuiltTraining(training, Subject(shown_name(config.model.name), config.data.path, dataset, card, notes))
 
 
 class Sketch(NamedTuple):
@@ -165,9 +166,12 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     given = config.tables
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None
-    budgets = Budgets(given.cache or None, given.hbm or None, given.memory or None, ssd)
-    amounts = amounts_of(own_rows(tables, world), optimizer, precision, own_ids(ids_of_train(schema), world))
-    budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
+    replicas = replica_share(config.parallel.mode, config.parallel.replicas, world.size)
+    in_bytes = (given.hbm or None, given.memory or None, ssd)
+    budgets = Budgets(given.cache or None, *in_bytes, given.store_precision, replicas)
+    known = own_ids(ids_of_train(schema), world)
+    amounts = amounts_of(own_rows(tables, world), optimizer, precision, known, given.store_precision)
+    budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size), world.size)
     return Sketch(tables, optimizer, budgets, precision, amounts, _most_used(schema, tables))
 
 
@@ -187,7 +191,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     model = model_of(config, schema).to(device)
     if config.train.base_rate:
         _start_at_base_rate(config, schema, model, device)
-    rows = tables_of(config, world)(
+    rows = tables_of(config, world, budgets.replicas)(
         tables,
         optimizer,
         seed=config.train.seed,
@@ -198,6 +202,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         ssd=budgets.ssd,
         policy=given.policy,
         precision=precision,
+        store_precision=budgets.store_precision,
     )
     dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
     seed_apart(config.train.seed, world)
@@ -243,12 +248,13 @@ def _hot_rows(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> tup
 
 
 def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
-    """Rows that a run can ever use: a feature with one id per sample uses no more of them than there are samples."""
+    """Rows that a run can ever use: features with one id per sample use no more of them than there are samples."""
     samples = sum(split.rows for split in schema.splits.values())
-    rows = {
-        feature.name: tables[feature.name].rows or ids_of_train(schema)[feature.name] for feature in schema.features
-    }
-    return sum(rows[one.name] if one.multi else min(rows[one.name], samples) for one in schema.features)
+    rows = {name: table.rows or ids_of_train(schema)[name] for name, table in tables.items()}
+    return sum(
+        rows[name] if any(one.multi for one in features) else min(rows[name], samples * len(features))
+        for name, features in schema.tables.items()
+    )
 
 
 def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
@@ -260,7 +266,8 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
         return
     splits: dict[str, TrainLoader] = {"train": loaders.train, **loaders.held_out}
     rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
-    num_read = {split: _count_rows(rows, split, loader, worst) for split, loader in splits.items()}
+    limits = {number: group.num_slots for number, group in enumerate(rows.groups)}
+    num_read = {split: _count_rows(rows, split, loader, limits, worst) for split, loader in splits.items()}
     for (split, number), needed in worst.most_common():
         group = rows.groups[number]
         if needed > group.num_slots:
@@ -269,8 +276,35 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
             raise too_small(counted, needed, group.num_slots, amounts, on_ssd=rows.caches[number].is_over_ssd)
 
 
-def _count_rows(rows: EmbeddingTables, split: str, loader: TrainLoader, worst: Counter[tuple[str, int]]) -> int:
-    """Note the most rows that a batch of a split needs of each group; the number of batches read."""
+def _check_unions_fit(learner: Learner, config: RunConfig, dataset: Dataset) -> None:
+    """A BudgetError when a batch of some split, of all ranks together, needs more rows than a rank has replicas.
+
+    Counted as for caches; every rank counts the same batches and comes to the same result.
+    """
+    rows = learner.tables
+    if not isinstance(rows, ShardedTables) or rows.ranks is None:
+        return
+    fronts = {n: front for n, front in rows.ranks.replicated.items() if front.most_replicas is not None}
+    if not fronts:
+        return
+    whole = _loaders(config, dataset, torch.device("cpu"), ALL)
+    splits: dict[str, TrainLoader] = {"train": whole.train, **whole.held_out}
+    limits, worst = {n: front.most_replicas or 0 for n, front in fronts.items()}, Counter[tuple[str, int]]()
+    num_read = {split: _count_rows(rows, split, loader, limits, worst) for split, loader in splits.items()}
+    for (split, number), needed in worst.most_common():
+        if needed > limits[number]:
+            counted = BatchSample(split, splits[split].batch_size, num_read[split], len(splits[split]))
+            raise fronts[number].refusal(needed, f"{counted}, of all ranks,")
+
+
+def _count_rows(
+    rows: EmbeddingTables,
+    split: str,
+    loader: TrainLoader,
+    limits: Mapping[int, int],
+    worst: Counter[tuple[str, int]],
+) -> int:
+    """Note the most rows that a batch of a split needs of each group with a limit; the number of batches read."""
     num_read = num_lookups = 0
     with closing(loader.epoch(0)) as batches:
         for batch in batches:
@@ -278,10 +312,10 @@ def _count_rows(rows: EmbeddingTables, split: str, loader: TrainLoader, worst: C
             num_read += 1
             num_lookups += batch.ids.numel() + sum(bag.values.numel() for bag in batch.bags.values())
             is_tight = False
-            for number, group in enumerate(rows.groups):
-                needed = sum(by_table[name] for name in group.members)
+            for number, limit in limits.items():
+                needed = sum(by_table[name] for name in rows.groups[number].members)
                 worst[split, number] = max(worst[split, number], needed)
-                is_tight |= group.num_slots < 2 * worst[split, number]
+                is_tight |= limit < 2 * worst[split, number]
             if num_read >= _BATCHES_TRIED and (num_lookups >= _LOOKUPS_TRIED or not is_tight):
                 break
     return num_read

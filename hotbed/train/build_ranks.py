@@ -80,12 +80,13 @@ def compare(config: RunConfig, fingerprint: str, world: World) -> None:
         raise ConfigError("\n  - ".join(["all ranks must be given the same, and they differ in:", *wrong]))
 
 
-def tables_of(config: RunConfig, world: World) -> Any:
-    """The kind of tables."""
+def tables_of(config: RunConfig, world: World, replicas: float) -> Any:
+    """The kind of tables; `replicas`: the share of the cache's bytes for replicas of rows, 0 without any."""
     if world.size == 1:
         return EmbeddingTables
     mode, traffic = cast(Mode, config.parallel.mode), cast(TrafficType, config.parallel.traffic)
-    return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic)
+    share: dict[str, Any] = {"replicas": replicas} if replicas else {}
+    return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic, **share)
 
 
 def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:

@@ -1,8 +1,8 @@
-"""RUN/checkpoints: everything that a run needs to go on as if it had never stopped, bit for bit.
+"""RUN/checkpoints: everything that a run needs to continue as if it had never stopped, bit for bit.
 
 Beside rows and dense weights (hotbed/checkpoint), a run saves where it stands: its Progress and the random generators in the
 manifest, the open interval of metrics.jsonl as tensors; a follower its place in the log and its open hours. Every rank of a
-run saves its own; where they stand is told by rank 0.
+run saves its own; rank 0 has their common position.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 
 from hotbed.checkpoint import State, load_entry
 from hotbed.checkpoint.chain import Entry, folders_in
-from hotbed.checkpoint.dense import dense_tensors
+from hotbed.checkpoint.files import dense_tensors
 from hotbed.checkpoint.layouts import SavedCheckpoint, newest_in, root_of, worlds_in
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
-from hotbed.run.files import check_folder, write_folder
+from hotbed.run.folder import check_folder, write_folder
 from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.follow import Follower
 from hotbed.train.interval import Interval
@@ -49,10 +49,12 @@ def has_checkpoint(run: Path) -> bool:
 def state_of(
     run: Path, learner: Learner, progress: Progress, interval: Interval, follower: Follower | None = None
 ) -> State:
-    """What is saved beside the rows, copied."""
+    """What is saved in addition to the rows, copied."""
+    saved = dataclasses.asdict(progress)
+    saved["dealt"] = saved.pop("rank_history")  # the name it has in checkpoints
     document: dict[str, Any] = {
         "config": _config_of(run),
-        "progress": dataclasses.asdict(progress),
+        "progress": saved,
         "generators": _generators(learner.device),
     }
     files = {**dense_tensors(learner.model, learner.optimizer), INTERVAL: interval.state()}
@@ -77,8 +79,8 @@ def load_checkpoint(
         document, interval = _load_others(found, learner, world, say)
     try:
         saved = dict(document["progress"])
-        best, dealt = saved.pop("best"), [(first, ranks) for first, ranks in saved.pop("dealt", [])]
-        progress = Progress(**saved, best=best and Best(**best), dealt=dealt)
+        best, history = saved.pop("best"), [(first, ranks) for first, ranks in saved.pop("dealt", [])]
+        progress = Progress(**saved, best=best and Best(**best), rank_history=history)
         _set_generators(document["generators"], learner.device)
         if follower is not None:
             follower.load_state(document[FOLLOW], tensors_of(_entry(found.folders[0]), FOLLOW))
@@ -86,7 +88,7 @@ def load_checkpoint(
             _reseed(world.rank)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"the checkpoint of {run} does not fit this run ({type(error).__name__}: {error}).") from error
-    progress.deal_to(world.size)
+    progress.continue_on(world.size)
     return progress, interval, found
 
 

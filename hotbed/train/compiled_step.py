@@ -89,7 +89,7 @@ class CompiledStep:
         records: bool = True,
     ) -> None:
         self.why_not = None if records else "it was switched off"  # why nothing is recorded any more
-        self.say: Callable[[str], None] = _log.warning  # told of it, once
+        self.say: Callable[[str], None] = _log.warning  # called once
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._seen: dict[Any, _Count] = {}  # the kind that came first is first
         self._recorded: dict[Any, Recording] = {}  # the one used longest ago first

@@ -113,8 +113,8 @@ def _checkpoint(training: Training) -> int:
 
 
 def trained_rows(schema: Schema) -> dict[str, int]:
-    """By feature, the rows of its table that an epoch trains, as far as its ids were counted."""
-    return {one.name: _rows_of(one) for one in schema.features}
+    """By table, its rows that an epoch trains, as far as its ids were counted."""
+    return {name: _rows_of(one) for name, (one, *_) in schema.tables.items()}
 
 
 def _rows_of(feature: IdFeature) -> int:

@@ -28,7 +28,7 @@ from torch import Tensor
 from hotbed.data.follow.loader import BUCKETS, HOUR, BatchFacts, HourPart
 from hotbed.data.times import SECOND, show_time
 from hotbed.ids import IdCounts
-from hotbed.telemetry.log import Record
+from hotbed.telemetry.observer import Record
 
 GRACE = 600  # seconds
 _BINS, _LIMIT, _COARSE = 1 << 16, 16.0, 32

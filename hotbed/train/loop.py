@@ -1,6 +1,6 @@
 """Batches in, a trained model out: steps, lines, evaluations, checkpoints, in this order and between two steps only.
 
-Where a run stands is one Progress, always whole between steps, so it can stop and go on anywhere: in the middle of an
+Where a run stands is one Progress, always whole between steps, so it can stop and resume anywhere: in the middle of an
 epoch, before an evaluation that was cut short, after its end (to train longer). A checkpoint holds nothing that the end
 of a run does (its last short line, its last evaluation), so going on gives the bits of a run that never stopped.
 
@@ -22,16 +22,14 @@ from hotbed.checkpoint import Policy
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
 from hotbed.models.base_rate import mean_shift, output_bias
-from hotbed.telemetry.log import MetricsLog, NoLog, Record
-from hotbed.telemetry.observer import Best, Observer, Progress
-from hotbed.train.breakdown import Breakdown
+from hotbed.telemetry.observer import Best, MetricsLog, NoLog, Observer, Progress, Record
 from hotbed.train.checkpoint import BestWeights, checkpoint_root, has_checkpoint, load_checkpoint, state_of
 from hotbed.train.evaluation import NO_BREAKDOWN, Evaluation, evaluate
 from hotbed.train.first_use import load_cuda, load_kernels, load_reader, make_pages
 from hotbed.train.follow import Follower, hour_lines
-from hotbed.train.interval import Interval
+from hotbed.train.interval import Interval, RunClock
+from hotbed.train.metrics import Breakdown
 from hotbed.train.ranks import RankSaver, first_bad, summary_of
-from hotbed.train.run_clock import RunClock
 from hotbed.train.settings import LearningCourse, Loaders, StepIntervals
 from hotbed.train.step import Learner
 from hotbed.train.watch import Ids, Watch, ids_of
@@ -64,7 +62,7 @@ class Training:
         self.observer = observer
         self.world = learner.world
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
-        self.progress.deal_to(self.world.size)
+        self.progress.continue_on(self.world.size)
         if learner.compiled is not None:
             learner.compiled.say = observer.say
         self._interval = Interval()
@@ -151,7 +149,7 @@ class Training:
                 self.save()  # so that a follower that is killed at any time can be resumed
             self.follower.begin(self.progress.step)
         while not stop() and self.reason_to_end() is None:
-            read = self.loaders.train.epoch(self.progress.epoch, self.progress.batch, self.progress.dealt)
+            read = self.loaders.train.epoch(self.progress.epoch, self.progress.batch, self.progress.rank_history)
             counted = self.world.counted(read)
             with (
                 closing(read),
@@ -201,7 +199,7 @@ class Training:
             return
         self.clock.pause(self.progress)
         self.follower.wait(self.progress.step, stop, self._save_waiting, self._poll_saver)
-        self.clock.go_on()
+        self.clock.resume()
 
     def _save_waiting(self) -> None:
         """A disk that refuses does not end a run that waits: it may have room at the next attempt."""
@@ -216,7 +214,7 @@ class Training:
             self.follower.failed()
 
     def save(self, wait: bool = True) -> None:
-        """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
+        """Take a checkpoint, unless a loss since the last one is not finite; without `wait` it is written aside."""
         self.world.stage(f"checkpoint of step {self.progress.step}")
         self.clock.pause(self.progress)
         self._refuse_bad_loss()
@@ -234,7 +232,7 @@ class Training:
             self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
             self._best.tidy(self.progress)
-        self.clock.go_on()
+        self.clock.resume()
 
     def _save_last(self, reason: str | None) -> None:
         """Where the disk has no room for the last checkpoint, it may have some for the model, which is smaller."""
@@ -247,14 +245,14 @@ class Training:
             self.observer.say(f"warning: no checkpoint of the end was written; the model is tried next: {error}")
 
     def storage(self, together: bool = True) -> Record:
-        """For the summary: what the tiers did and what became of the ids in training; None where there are none.
+        """For the summary: counts of the tiers and of the ids in training; None where there are none.
 
         Ids are those of all ranks; not `together`, as the last line of the log tells them.
         """
         return self._last_storage or {"tiers": self._watch.tiers(), "ids": self.ids(together)}
 
     def ids(self, together: bool = True) -> Ids | None:
-        """What became of the ids of all ranks, as the tables have it now; not `together`, as they last told each other."""
+        """Counts of the ids of all ranks, as the tables have them now; not `together`: as last exchanged."""
         return ids_of(self.learner.tables, self.world) if together or self.world.size == 1 else self._watch.ids
 
     @property
@@ -344,7 +342,7 @@ class Training:
         progress.samples += size
         if progress.batch == len(self.loaders.train):
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            progress.deal_to(self.world.size)
+            progress.continue_on(self.world.size)
             self.learner.merge()
         self.world.stage(f"batch of step {progress.step + 1}")
         self.observer.step(progress)
@@ -400,7 +398,7 @@ class Training:
         if found is not None:
             progress.evaluated_step = progress.step
             self._judge(found.metrics.auc)
-        self.clock.go_on()
+        self.clock.resume()
 
     def _judge(self, auc: float) -> None:
         """Is it the best so far? If not, slow down, and count."""

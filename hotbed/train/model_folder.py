@@ -1,6 +1,6 @@
 """RUN/model: enough to score raw rows elsewhere, without the dataset it was trained on.
 
-model.json           names, widths and options: what build.py needs to build the model again
+model.json           names, widths and options: what build.py needs to build the model again; and the steps of the run so far
 dense.safetensors    weights and buffers of the model
 tables.safetensors   `<table>.weight`, without optimizer state; of dynamic ids also `<table>.id`, ascending, the id of
                      every row, and `<table>.shared`, the vector of ids that were not admitted, where the table has one
@@ -12,6 +12,10 @@ manifest.json        size and checksum of each
 training.
 
 Tables of dynamic ids are dynamic here, too: an id that training gave no row reads what it would have read there.
+
+Tables that are sharded over ranks come to rank 0 in order, one stretch of ids at a time, so memory is a few stretches whatever
+the size of a table. The owner of an id is known everywhere, so ids do not travel; dynamic ones do, once, because no rank
+knows all of them.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from hotbed.checkpoint.files import InPieces, in_file_order
+from hotbed.checkpoint.files import PiecewiseTensor, in_file_order
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError, ExitCode, RunError, SchemaError
@@ -37,25 +42,27 @@ from hotbed.ids import Admit
 from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
+from hotbed.ops.shard import Shard
 from hotbed.optim import SGD
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config_check import raise_problems
-from hotbed.run.files import read_tensors, write_folder, write_tensors
+from hotbed.run.folder import one_version, read_tensors, write_folder, write_tensors
 from hotbed.run.model_card import FORMAT_VERSION, count_ids, read_card, rows_of_unseen
+from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.sizing.budget import Budgets
 from hotbed.tables.sizing.fit import amounts_of, budgets_of, table_problems
 from hotbed.tables.spec import Table
-from hotbed.train.sharded_weights import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 from hotbed.types import RowPart
 
 _CHUNK = 1 << 18
+_STRETCH = 1 << 17  # ids
 
 
-def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPieces | Tensor]:
+def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, PiecewiseTensor | Tensor]:
     """The content of tables.safetensors; weights may be larger than memory, ids are in memory anyway."""
-    found: dict[str, InPieces | Tensor] = {}
+    found: dict[str, PiecewiseTensor | Tensor] = {}
     for name, table in tables.tables.items():
         rows = table.rows
         ids = None
@@ -66,7 +73,9 @@ def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPie
             if shared is not None:
                 found[f"{name}.shared"] = shared["weight"]
         dtype = tables.group_of(name).weight_type
-        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, partial(pieces_of, tables, name, ids, world))
+        found[f"{name}.weight"] = PiecewiseTensor(
+            (rows, table.dim), dtype, partial(pieces_of, tables, name, ids, world)
+        )
     return found
 
 
@@ -78,7 +87,7 @@ def save_schema(folder: Path, dataset: Dataset) -> None:
     wanted = dataset.fingerprint
     dataclasses.replace(dataset.schema, splits={}).save(folder)
     (folder / "counts").mkdir()
-    names = [f"{one.name}.parquet" for one in dataset.schema.features if one.mode == "vocabulary"]
+    names = [f"{table}.parquet" for table, (one, *_) in dataset.schema.tables.items() if one.mode == "vocabulary"]
     try:
         for name in names:
             copy_file(dataset.path / "counts" / name, folder / "counts" / name)
@@ -123,7 +132,7 @@ def send_weights(learner: Learner, world: World) -> None:
     weights = weights_of(learner.tables, world)
     for name in in_file_order(weights):
         tensor = weights[name]
-        for _ in tensor.pieces() if isinstance(tensor, InPieces) else ():
+        for _ in tensor.pieces() if isinstance(tensor, PiecewiseTensor) else ():
             pass
 
 
@@ -159,6 +168,11 @@ def load_learner(
     folder: Path, device: str = "auto", cache: float | None = None, hbm: str | None = None, batch_size: int = 4096
 ) -> Learner:
     """A trained model from its folder, ready to score; with a cache it need not fit on the device."""
+    with one_version(folder):
+        return _loaded(folder, device, cache, hbm, batch_size)
+
+
+def _loaded(folder: Path, device: str, cache: float | None, hbm: str | None, batch_size: int) -> Learner:
     card = read_card(folder)
     on = pick_device(device)
     tables = {name: _table(settings) for name, settings in card["tables"].items()}
@@ -203,13 +217,13 @@ def check_same_ids(model_folder: Path, dataset: Dataset) -> None:
                 f"{dataset.path} has other {what} columns, or the same with other settings, than the model was trained on. "
                 "Score the raw files instead: `hotbed predict RUN FILE...`."
             )
-    for feature in ours.features:
-        name = f"{feature.name}.parquet"
+    for table, (feature, *_) in ours.tables.items():
+        name = f"{table}.parquet"
         if feature.mode == "vocabulary" and not _same_ids(
             model_folder / "counts" / name, dataset.path / "counts" / name
         ):
             raise SchemaError(
-                f"{dataset.path} numbers the ids of {feature.name} otherwise than the dataset the model was trained on. "
+                f"{dataset.path} numbers the ids of {table} otherwise than the dataset the model was trained on. "
                 "Score the raw files instead: `hotbed predict RUN FILE...`."
             )
 
@@ -227,3 +241,89 @@ def _same_ids(one: Path, other: Path) -> bool:
     if one.read_bytes() == other.read_bytes():
         return True
     return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(readable(other), columns=["id"])))
+
+
+def whole_ids(tables: EmbeddingTables, table: str, world: World) -> Tensor:
+    """The dynamic ids of a table that have a row on any rank, ascending, on rank 0; elsewhere nothing of any use."""
+    parts = world.collect(tables.ids(table).numpy())
+    return torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *parts])))
+
+
+def pieces_of(tables: EmbeddingTables, table: str, ids: Tensor | None, world: World) -> Iterator[Tensor]:
+    """The weights of a table, in order, on rank 0; elsewhere nothing of any use. All ranks go through all pieces.
+
+    `ids` are those of `whole_ids`, where they are dynamic.
+    """
+    if world.size == 1:
+        return tables.weight_pieces(table)
+    return _pieces(tables, table, world) if ids is None else _dynamic_pieces(tables, table, ids, world)
+
+
+def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
+    """Put the rows of whole weights [rows, dim] that are this rank's in their places; optimizer state stays."""
+    with tables.changes.loading(tables.claim, [table], whole=False):
+        _load_whole(tables, table, weight)
+
+
+def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
+    tables.claim()
+    group = tables.group_of(table)
+    for ids in _stretches(group, table):
+        keys, mine = _mine(group, table, ids)
+        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]]
+        records = group.read_rows(mine)
+        group.layout.weights(records).copy_(given)
+        with tables.changes.changing("loading rows"):
+            group.write_rows(mine, records)
+    with tables.changes.changing("loading rows"):
+        group.forget()
+    tables.exchange.rows_replaced()
+
+
+def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
+    tables.claim()
+    group = tables.group_of(table)
+    for ids in _stretches(group, table):
+        keys, mine = _mine(group, table, ids)
+        parts = world.collect(_bits(group.layout.weights(group.read_rows(mine))).numpy())
+        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
+        for rank, part in enumerate(parts):
+            here = Shard(rank, world.size).owner_of(keys) == rank
+            whole[here] = torch.from_numpy(part).view(group.weight_type)
+        yield whole
+
+
+def _dynamic_pieces(tables: EmbeddingTables, table: str, ids: Tensor, world: World) -> Iterator[Tensor]:
+    tables.claim()
+    group = tables.group_of(table)
+    mine, keys = group.keyspace.rows_of(table)
+    lasts = [int(ids[min(start + _STRETCH, len(ids)) - 1]) for start in range(0, len(ids), _STRETCH)]
+    done = 0
+    for stretch, last in enumerate(world.from_first(lasts)):
+        end = int(torch.searchsorted(mine, last, right=True))
+        parts = world.collect(_bits(group.layout.weights(group.read_rows(keys[done:end]))).numpy())
+        done = end
+        here = ids[stretch * _STRETCH : (stretch + 1) * _STRETCH]
+        owners = group.keyspace.owners_of(table, here)
+        whole = torch.empty(here.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
+        for rank, part in enumerate(parts):
+            whole[owners == rank] = torch.from_numpy(part).view(group.weight_type)
+        yield whole
+
+
+def _stretches(group: TableGroup, table: str) -> Iterator[Tensor]:
+    rows = group.members[table].rows
+    for start in range(0, rows, _STRETCH):
+        yield torch.arange(start, min(start + _STRETCH, rows), device="cpu")
+
+
+def _mine(group: TableGroup, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of all these ids, and the numbers of those that are here."""
+    keys = ids + group.members[table].base
+    return keys, group.shard.local_of(keys[group.shard.owner_of(keys) == group.shard.rank])
+
+
+def _bits(weights: Tensor) -> Tensor:
+    """As whole numbers of the same width, where numpy has no such type."""
+    weights = weights.contiguous()
+    return weights.view(torch.int16) if weights.dtype == torch.bfloat16 else weights

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hotbed.checkpoint import Policy, Saver, State
 from hotbed.checkpoint.chain import Entry, chain_of, folders_in, locked, remove
-from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
+from hotbed.checkpoint.files import DENSE, OPTIMIZER, load_optimizer, mean_of
 from hotbed.checkpoint.layouts import SavedCheckpoint, remove_others, root_of, step_of, unneeded_before
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, filling, gone_of, refuse_misfits, rows_of, tensors_of
@@ -55,21 +55,21 @@ class AgreedStop:
     All ranks ask equally often; one question in eight is answered by all of them, the others by the last such answer.
     """
 
-    def __init__(self, asked: Callable[[], bool], world: World) -> None:
-        self._asked, self._world = asked, world
+    def __init__(self, requested: Callable[[], bool], world: World) -> None:
+        self._requested, self._world = requested, world
         self._count, self._stops = 0, False
 
     def __call__(self) -> bool:
         if self._world.size == 1:
-            return self._asked()
+            return self._requested()
         if not self._stops and self._count % _BETWEEN == 0:
-            self._stops = self._world.any(self._asked())
+            self._stops = self._world.any(self._requested())
         self._count += 1
         return self._stops
 
 
 def first_bad(interval: Interval, world: World) -> int | None:
-    """The offset of the first step whose loss is no finite number on some rank."""
+    """The offset of the first step whose loss is not finite on some rank."""
     found = [offset for offset in world.gather(interval.first_bad()) if offset is not None]
     return min(found, default=None)
 

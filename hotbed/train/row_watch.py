@@ -20,11 +20,11 @@ from torch import Tensor
 
 from hotbed.errors import ConfigError
 from hotbed.host.atomic import writing
-from hotbed.run.files import write_text
+from hotbed.run.folder import write_text
+from hotbed.tables.inputs import Feature
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.telemetry.log import Record
-from hotbed.telemetry.observer import Progress
+from hotbed.telemetry.observer import Observer, Progress, Record
 from hotbed.types import Batch
 
 FILE = "watched.jsonl"
@@ -66,7 +66,7 @@ def parse_rows(text: str, tables: Mapping[str, Table]) -> list[WatchedRow]:
     return found
 
 
-class RowWatch:
+class RowWatch(Observer):
     """Told of every batch before its backward pass, and, as an Observer, of steps and lines."""
 
     def __init__(self, run: Path, tables: EmbeddingTables, rows: Sequence[WatchedRow]) -> None:
@@ -92,31 +92,33 @@ class RowWatch:
     def record(self, record: Record) -> None:
         self._write()
 
-    def say(self, text: str) -> None:
-        pass
-
     def end(self) -> None:
         self._write()
 
     def _take(self, batch: Batch, grad: Tensor) -> None:
-        features = [feature.name for feature in self._tables.features]
-        singles = [name for name in features if name not in batch.bags]
+        singles = [one.name for one in self._tables.features if one.name not in batch.bags]
         for row in self._rows:
-            of_feature = grad[:, features.index(row.table)]
-            if row.table in batch.bags:
-                lookups, total = self._of_bags(batch, row, of_feature)
-            else:
-                uses = self._is(row, batch.ids[:, singles.index(row.table)])
-                lookups, total = uses.sum(), (of_feature * uses.unsqueeze(1)).sum(0)
-            self._open.append((row, lookups, total.double().norm()))
+            found = []
+            for place, feature in enumerate(self._tables.features):
+                if feature.table == row.table:
+                    column = singles.index(feature.name) if feature.name in singles else None
+                    found.append(self._of_feature(batch, row, feature, column, grad[:, place]))
+            lookups, totals = (torch.stack(parts).sum(0) for parts in zip(*found))
+            self._open.append((row, lookups, totals.double().norm()))
 
-    def _of_bags(self, batch: Batch, row: WatchedRow, grad: Tensor) -> tuple[Tensor, Tensor]:
-        bag = batch.bags[row.table]
+    def _of_feature(
+        self, batch: Batch, row: WatchedRow, feature: Feature, column: int | None, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Lookups of a row by one feature that reads its table, and the sum of their gradients."""
+        if column is not None:
+            used = self._is(row, batch.ids[:, column])
+            return used.sum(), (grad * used.unsqueeze(1)).sum(0)
+        bag = batch.bags[feature.name]
         lengths = bag.offsets.diff().to(grad.device)
         sample = torch.repeat_interleave(torch.arange(lengths.shape[0], device=grad.device), lengths)
         uses = self._is(row, bag.values.to(grad.device)).to(grad.dtype)
         times = torch.zeros(lengths.shape[0], dtype=grad.dtype, device=grad.device).index_add_(0, sample, uses)
-        shares = times / lengths.clamp(min=1) if self._tables.tables[row.table].pooling == "mean" else times
+        shares = times / lengths.clamp(min=1) if feature.pooling == "mean" else times
         return times.sum(), (grad * shares.unsqueeze(1)).sum(0)
 
     def _is(self, row: WatchedRow, ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 import hotbed
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ExitCode, HotbedError, RunError
-from hotbed.run.files import write_text
+from hotbed.run.folder import write_text
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.disk_room import is_refused_by_disk, what_is_left
@@ -141,7 +141,8 @@ def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> d
             return None
         found[split] = evaluation
     training.world.stage("writing the model")
-    save_model(training.run / "model", training.learner, subject.dataset, subject.card, training.world)
+    card = {**subject.card, "steps": training.progress.step}
+    save_model(training.run / "model", training.learner, subject.dataset, card, training.world)
     return found
 
 
@@ -167,6 +168,7 @@ def _summary(
             "row_values": sum(rows * dim for rows, dim in sizes),
         },
         "cache": cache_sizes(learner.tables),
+        "modes": learner.tables.exchange.modes,
         **training.storage(together),
         "final": final,
         "more": {split: evaluation.more for split, evaluation in evaluations.items() if evaluation.more},
@@ -211,7 +213,8 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     ids = ids_of(tables) or {}
     return {
         "slots": sum(group.num_slots for group in tables.groups),
-        "device_bytes": sum(group.num_bytes for group in tables.groups),
+        "device_bytes": sum(group.num_bytes for group in tables.groups) + tables.exchange.replica_bytes,
+        "replica_bytes": tables.exchange.replica_bytes,
         "table_bytes": sum(
             _rows_here(group, ids) * group.layout.width * group.records.itemsize for group in tables.groups
         ),

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import NamedTuple, Protocol
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader.loader import Dealt, Loader
+from hotbed.data.loader.loader import Loader, RankHistory
 from hotbed.optim import Schedule
 from hotbed.types import Batch
 
@@ -31,7 +31,7 @@ class TrainLoader(Protocol):
     def size_of(self, batch: int) -> int:
         """Samples of a batch, of all ranks together."""
 
-    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+    def epoch(self, epoch: int, start_batch: int = 0, history: RankHistory = ()) -> Generator[Batch, None, None]:
         """The batches of an epoch from one on; of a log, those that are there."""
 
 

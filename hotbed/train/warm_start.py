@@ -27,8 +27,7 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
 from hotbed.files import readable
-from hotbed.run.files import write_text
-from hotbed.run.folder import find_data
+from hotbed.run.folder import find_data, write_text
 from hotbed.train.step import Learner
 
 
@@ -53,15 +52,14 @@ def start_from(entries: Sequence[Entry], run: Path, learner: Learner, dataset: D
 
 
 def _translation(entry: Entry, dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
-    """The new id of every old one, by feature, where they are others; and features whose old numbers are not to be found."""
+    """The new id of every old one, by table, where they are others; and tables whose old numbers are not to be found."""
     saved = entry.manifest.document.get("progress", {}).get("data", "")
     if saved == dataset.fingerprint:
         return {}, []
     folder = _old_counts(entry, saved)
-    modes = {} if folder is None else {one.name: one.mode for one in Schema.load(folder.parent).features}
+    modes = {} if folder is None else {name: of_it[0].mode for name, of_it in Schema.load(folder.parent).tables.items()}
     translation, lost = {}, []
-    for feature in dataset.schema.features:
-        name = feature.name
+    for name, (feature, *_) in dataset.schema.tables.items():
         numbered_before = modes.get(name, feature.mode) == "vocabulary"
         if name not in entry.manifest.tables or not (numbered_before or feature.mode == "vocabulary"):
             continue
@@ -76,12 +74,12 @@ def _translation(entry: Entry, dataset: Dataset) -> tuple[dict[str, Tensor], lis
 
 
 def _new_ids(dataset: Dataset, feature: IdFeature, old: np.ndarray | None) -> np.ndarray | None:
-    """By old row: the new row, or the 64-bit id where ids are no longer numbered; None when it cannot be told."""
+    """By old row: the new row, or the 64-bit id where ids are no longer numbered; None if unknown."""
     if old is None:
         return None
     if feature.mode != "vocabulary":
         return np.concatenate([[-1], old])  # the unknown of a vocabulary is many ids
-    new = _ids(dataset.path / "counts" / f"{feature.name}.parquet")
+    new = _ids(dataset.path / "counts" / f"{feature.table}.parquet")
     if new is None:
         return None
     numbering = Numbering()

@@ -1,10 +1,10 @@
 """The tables' running counters in, what a line of metrics.jsonl says of cache, tiers and ids out.
 
-times   what a mean step was spent on (hotbed.telemetry.clock), and how many batches were read when one was asked for
+times   what a mean step was spent on (hotbed.telemetry.clock), and how many batches were ready when one was requested
 memory  bytes of the process, and of the device where there is one
 cache   what the cache did in the interval (CacheWatch), where there is one
 tiers   what memory and ssd below it did in the interval, and what they hold, where there is an ssd
-ids     what became of the ids of every table with dynamic ids, since the run began
+ids     counts of the ids of every table with dynamic ids, since the run began
 
 Counters of tiers begin at zero in every process, so a run that was stopped and resumed has other ones. Ids are state of
 training: they are saved with it and are those of a run that never stopped, to the digit.
@@ -28,7 +28,7 @@ from hotbed.ids import IdCounts
 from hotbed.parallel.world import ALONE, World
 from hotbed.store.counts import TierCounts, Tiers
 from hotbed.telemetry.clock import StepClock
-from hotbed.telemetry.log import Record
+from hotbed.telemetry.observer import Record
 
 CACHE_PER_BATCH = ("keys", "misses", "created", "evictions", "written_back", "bytes_in", "bytes_out")
 Ids = dict[str, dict[str, int]]  # counts by name, by table
@@ -40,6 +40,8 @@ PER_BATCH = (
     "bytes_read",
     "bytes_written",
     "bytes_compacted",
+    "ahead",
+    "waits",
 )
 
 
@@ -152,12 +154,12 @@ class Watch:
         return {**found, "ids": self.ids} if self.ids else found
 
     def tiers(self) -> dict[str, Any] | None:
-        """For the summary: what training asked of the tiers in this process, and how they stand; None without an ssd."""
+        """For the summary: the demand of training on the tiers in this process, and how they stand; None without an ssd."""
         tiers = self._tables.tiers()
         if tiers is None:
             return None
-        asked = {name: getattr(self._trained, name) for name in PER_BATCH}
-        return {"memory_hit_rate": _hit_rate(self._trained, tiers), **asked, **_standing(tiers)}
+        demand = {name: getattr(self._trained, name) for name in PER_BATCH}
+        return {"memory_hit_rate": _hit_rate(self._trained, tiers), **demand, **_standing(tiers)}
 
     def _counts(self) -> TierCounts:
         tiers = self._tables.tiers()
@@ -183,7 +185,7 @@ def memory_now(device: torch.device) -> dict[str, int | None]:
 
 
 def _hit_rate(counts: TierCounts, tiers: Tiers) -> float | None:
-    """Over rows asked from the store; None where memory is the cache, or nothing was asked."""
+    """Over rows requested from the store; None where memory is the cache, or nothing was requested."""
     return counts.from_memory / counts.requested if counts.requested and tiers.sizes.memory_slots else None
 
 

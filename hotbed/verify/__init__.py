@@ -6,8 +6,7 @@ every row that was used, read from its tier. The price is a copy of the batch's 
 times as long.
 """
 
-from hotbed.verify.compare import Difference
-from hotbed.verify.inject import PLACES, inject
-from hotbed.verify.twins import Make, Step, TwinStorage, Verdict, verify
+from hotbed.verify.twins import Difference, Make, Step, TwinStorage, Verdict, verify
+from hotbed.verify.watch import PLACES, inject
 
 __all__ = ["PLACES", "Difference", "Make", "Step", "TwinStorage", "Verdict", "inject", "verify"]

@@ -33,4 +33,4 @@ def _quick(monkeypatch):
 def forked_ranks(monkeypatch):
     """Ranks that import nothing again; those of test_a_rank_that_refuses_or_breaks_is_told are spawned, as users' are."""
     _context.set_forkserver_preload(["tests.distributed.ahead"])
-    monkeypatch.setattr("hotbed.bench.ranks.multiprocessing.get_context", lambda kind: _context)
+    monkeypatch.setattr("hotbed.bench.setting.multiprocessing.get_context", lambda kind: _context)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hotbed.bench import check as gate
-from hotbed.bench.ranks import BrokenRankError, in_ranks
-from hotbed.bench.setting import OPTIMIZERS
+from hotbed.bench.setting import OPTIMIZERS, BrokenRankError, in_ranks
 from hotbed.bench.systems import EXACT_TWIN, KINDS, Kind, why_missing
 from hotbed.errors import ConfigError
 from tests.bench.fakes import FakeSystem

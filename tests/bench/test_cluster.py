@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,11 @@ def test_nothing_stays_behind(number):
     ) as holder:
         remover, *names = holder.stdout.readline().split()
         assert set(names) <= set(namespaces())
-        inside = subprocess.run(["ip", "netns", "pids", names[1]], capture_output=True, text=True, check=True).stdout
+        inside, deadline = "", time.monotonic() + 60
+        while not inside and time.monotonic() < deadline:  # until what runs in the node has entered it
+            inside = subprocess.run(
+                ["ip", "netns", "pids", names[1]], capture_output=True, text=True, check=True
+            ).stdout
         handles = [os.pidfd_open(int(process)) for process in (remover, *inside.split())]
         holder.send_signal(number)
         holder.wait(60)

@@ -140,6 +140,19 @@ def test_batches_ahead_can_be_dropped(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_that_are_gone_have_no_slot_and_no_cell_unless_a_batch_ahead_has_them(backend: str) -> None:
+    feeder = Feeder(8, "oracle", backend)
+    first = feeder.arrive([1, 2, 3, 4])
+    ahead = feeder.arrive([4, 5])
+    feeder.cache.plan([first], True)
+    feeder.cache.forget(torch.tensor([1, 4, 9], device=feeder.device))
+    assert sorted(feeder.cache.resident()[0].tolist()) == [2, 3]
+    assert feeder.cache.num_live == 4
+    feeder.cache.check_integrity()
+    assert sorted(feeder.cache.plan([ahead], True).miss_keys.tolist()) == [4, 5]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_oracle_lets_the_row_go_whose_next_use_is_farthest(backend: str) -> None:
     feeder = Feeder(3, "oracle", backend)
     first, second, *_ = [feeder.arrive(keys) for keys in ([1, 2, 3], [4], [3], [1], [2])]
@@ -274,6 +287,30 @@ def test_a_recorded_cache_finds_room_by_waiting_for_its_oldest_window_and_not_fo
     for n in range(2, 6):
         recorded.plan(1, [ids[n]])
     assert waited == [0, 1, 2]
+    assert feeder.cache.parts()[0].key.shape[0] == 64
+
+
+@needs_triton
+def test_a_recorded_cache_waits_for_no_window_where_counts_that_are_there_show_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hotbed.cache.recorded_planner import RecordedCache, RecordedPlan
+    from hotbed.ops.inputs.triton import Descriptions
+
+    feeder = Feeder(8, "oracle", "triton")
+    feeder.cache.reserve(64)
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
+    recorded = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    ids = [describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)) for n in range(6)]
+    recorded.arrive(ids[0])
+    recorded.arrive(ids[1])
+    recorded.settle()
+    monkeypatch.setattr(RecordedPlan, "wait", lambda plan: pytest.fail(f"window {plan.number} was waited for"))
+    for n in range(2, 6):
+        recorded.plan(1, [ids[n]])
+        if feeder.device.type == "cuda":
+            torch.cuda.synchronize(feeder.device)  # the counts are there
     assert feeder.cache.parts()[0].key.shape[0] == 64
 
 

@@ -270,7 +270,8 @@ def test_an_index_that_may_not_grow_is_filled_higher(bounded: bool) -> None:
     assert cache.has_room(int(0.69 * num_cells), 1)
     assert cache.has_room(int(0.71 * num_cells), 1) == bounded
     assert not cache.has_room(int(0.96 * num_cells), 1)
-    assert cache.has_room(1, num_cells)  # just so
+    assert cache.has_room(round((0.95 if bounded else 0.7) * num_cells), 1)  # just so
+    assert cache.has_room(1, num_cells)  # likewise
     assert not cache.has_room(1, num_cells + 1)
 
 

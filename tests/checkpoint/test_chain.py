@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hotbed.checkpoint import Policy, Saver
-from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, remember, unneeded
+from hotbed.checkpoint import Policy, Saver, chain
+from hotbed.checkpoint.chain import Entry, chain_of, clean, find, folders_in, remember, unneeded
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.errors import RunError
@@ -104,6 +104,19 @@ def test_what_a_damaged_checkpoint_may_add_to_is_kept(tmp_path):
     for damaged in (folders[3], folders[0]):  # the first has none before it
         (damaged / MANIFEST).write_text("{")
         assert unneeded(tmp_path, 1) == []
+
+
+def test_leftovers_are_removed_when_their_names_are_on_the_disk(tmp_path, monkeypatch):
+    """Else a folder that was renamed just before could come back after a loss of power, with half of its files."""
+    calls = []
+    monkeypatch.setattr(chain, "flush_to_disk", lambda path: calls.append(("flush", path)))
+    monkeypatch.setattr(chain.shutil, "rmtree", lambda path, **_: calls.append(("remove", path)))
+    clean(tmp_path)
+    assert calls == []
+    left = tmp_path / f"000000000001{chain.DOOMED}"
+    left.mkdir()
+    clean(tmp_path)
+    assert calls == [("flush", tmp_path), ("remove", left)]
 
 
 def test_the_same_step_twice(tmp_path):

@@ -106,6 +106,20 @@ def test_diff_counts_added_and_gone_rows(hotbed, tmp_path):
     assert [cell.strip() for cell in user.split("│")[2:6]] == ["2", "0", "2", "1"]
 
 
+def test_all_rows_of_a_table_that_one_checkpoint_does_not_have_are_added_or_gone(tmp_path):
+    entries = []
+    for name, others in (("one", "old"), ("other", "new")):
+        tables = DictTables(dims=(("user", 3), (others, 1)))
+        tables.write("user", 1, value=1)
+        tables.write(others, 4, 5)
+        Saver(tmp_path / name, tables).save(state(1), wait=True)
+        entries.append([find(tmp_path / name)])
+    found = diff(*entries)
+    assert found.shapes == {"old": "only in the first", "new": "only in the second"}
+    counts = {name: (one.added, one.gone) for name, one in found.tables.items()}
+    assert counts == {"user": (0, 0), "old": (0, 2), "new": (2, 0)}
+
+
 def test_prune(hotbed, run):
     root = run / "checkpoints"
     code, out, _ = hotbed("checkpoint", "prune", run, "--keep", "1", "--dry-run")

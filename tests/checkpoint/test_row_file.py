@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.checkpoint import RowPart, files, row_file
-from hotbed.checkpoint.dense import mean_of
+from hotbed.checkpoint.files import mean_of
 from hotbed.checkpoint.read import new_room, parts_of, read_whole
 from hotbed.checkpoint.row_file import CopyBuffer, FileMark, RowFile, columns_of, split_parts
 from hotbed.errors import RunError

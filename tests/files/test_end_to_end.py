@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -190,6 +191,25 @@ class TestResume:
         assert self.resume(stopped) == 0
         assert self.weights(remote_files(stopped)) == self.weights(files_in(tmp_path / "whole"))
 
+    @pytest.mark.parametrize("has_common_steps", [True, False])
+    def test_a_run_that_was_started_anew_elsewhere_is_not_mixed_with_the_local_one(
+        self, stopped, tmp_path, monkeypatch, capsys, has_common_steps
+    ):
+        """The local folder has as many steps as the store, of the run that was overwritten."""
+        bring_run(stopped, working_folder(stopped))
+        monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "elsewhere"))
+        steps = "12" if has_common_steps else "5"
+        options = ["--data", tmp_path / "data", *SMALL, "--set", "train.seed=5", "--set", f"train.max_steps={steps}"]
+        assert hotbed("train", *options, "--out", stopped, "--overwrite") == 0
+        theirs = remote_files(stopped)
+        monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "cache"))
+        capsys.readouterr()
+        assert self.resume(stopped) == 1
+        assert f"holds another run than {working_folder(stopped)}" in " ".join(capsys.readouterr().err.split())
+        assert remote_files(stopped) == theirs
+        shutil.rmtree(working_folder(stopped))
+        assert self.resume(stopped) == 0
+
     def test_a_place_without_a_run(self, bucket):
         with pytest.raises(RunError, match=r"has no config\.json"):
             bring_run(bucket / "nothing", working_folder(bucket / "nothing"))
@@ -201,7 +221,7 @@ def test_checkpoints_that_go_are_removed_in_the_store(bucket, tmp_path):
     for name in ("checkpoints/000000000008", "checkpoints/000000000016", "checkpoints/000000000024.new"):
         (run / name).mkdir(parents=True)
         (run / name / "rows").write_bytes(name.encode())
-        (run / name / "manifest.json").write_text(json.dumps({"rows": [len(name), 0]}))
+        (run / name / "manifest.json").write_text(json.dumps({"rows": [len(name), zlib.crc32(name.encode())]}))
     (run / "config.json").write_text("{}")
     copier = RunCopier(run, bucket / "run", fresh=True)
     copier.copy()

@@ -114,7 +114,15 @@ def test_a_folder_counts_when_its_manifest_is_there(bucket, tmp_path):
         if stat
     }
     assert {name for name in files if not name.endswith("/")} == {"manifest.json", "deep/rows"}
-    fetch_folder(bucket / "unit", tmp_path / "back", {name: files[name] for name in ("manifest.json", "deep/rows")})
+    wanted = {name: files[name] for name in ("manifest.json", "deep/rows")}
+
+    def refuse(new):
+        raise RemoteError(f"{new} is not whole")
+
+    with pytest.raises(RemoteError, match="is not whole"):
+        fetch_folder(bucket / "unit", tmp_path / "back", wanted, refuse)
+    assert not list(tmp_path.glob("back*"))
+    fetch_folder(bucket / "unit", tmp_path / "back", wanted, lambda new: None)
     assert (tmp_path / "back" / "deep" / "rows").read_bytes() == CONTENT[:1000]
     with pytest.raises(RemoteError, match=r"has no manifest\.json"):
         publish_folder(local / "deep", bucket / "unit", "manifest.json")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hotbed.host.devices import mapped_empty
 from hotbed.ops.recording import Recordings, recording
 from hotbed.ops.streams import give_stream, recording_stream, take_stream
 
@@ -39,3 +40,44 @@ def test_after_a_recording_that_failed():
     for _ in range(4):
         recordings.run("add", lambda: out.add_(numbers))
     assert torch.equal(out, 4 * numbers)
+
+
+def test_random_numbers_of_replays_that_the_device_has_not_reached():
+    """A recording begins while the device is behind: replays before and after it draw what they draw alone."""
+    ones, out, others = torch.ones(4096, device=DEVICE), torch.zeros(4096, device=DEVICE), torch.zeros(8, device=DEVICE)
+
+    def drop():
+        out.copy_(torch.nn.functional.dropout(ones, 0.5))
+
+    with recording() as graph:
+        drop()
+    found = []
+    for lag in (0, 20_000_000):  # clock cycles
+        torch.manual_seed(5)
+        results = []
+        for _ in range(6):
+            torch.cuda._sleep(lag)
+            graph.replay()
+            results.append(out.clone())
+            if lag:
+                with recording():
+                    others.add_(1)
+        torch.cuda.synchronize()
+        found.append(torch.stack(results))
+    assert torch.equal(*found)
+    assert len({row.cpu().numpy().tobytes() for row in found[0]}) == 6
+
+
+def test_memory_that_kernels_use_is_not_given_out_while_they_may():
+    lengths = (4096,)
+    memory = mapped_empty(lengths, DEVICE)
+    address = memory.data_ptr()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # kernels that were launched and have not run
+    del memory
+    others = [torch.empty(lengths, dtype=torch.int64, pin_memory=True) for _ in range(4)]
+    assert address not in [other.data_ptr() for other in others]
+    torch.cuda.synchronize()
+    del others
+    again = [torch.empty(lengths, dtype=torch.int64, pin_memory=True) for _ in range(16)]
+    assert address in [other.data_ptr() for other in again], "it is given out after that"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hotbed.host import kernel_cache
-from hotbed.host.kernel_cache import VARIABLE, find_kernel_cache
+from hotbed.host import startup
+from hotbed.host.startup import VARIABLE, find_kernel_cache
 
-PACKAGE = Path(kernel_cache.__file__).parent.parent
+PACKAGE = Path(startup.__file__).parent.parent
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(kernel_cache.atexit, "register", lambda *_, **__: None)
-    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(startup.atexit, "register", lambda *_, **__: None)
+    monkeypatch.setattr(startup.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 

@@ -123,6 +123,20 @@ def test_removed_ids_leave_nothing_behind():
     index.check_integrity()
 
 
+def test_the_version_is_even_after_every_change_and_another_one():
+    """Lookups of other threads take an odd version for a change that is under way, and an equal one for none."""
+    index = IdIndex(1 << 10)
+    version, seen = index.shared_arrays[3], []
+    for change in (
+        lambda: index.insert(*tables_ids([(0, 5), (0, 6)]), np.arange(2)),
+        lambda: index.remove(*tables_ids([(0, 5)])),
+    ):
+        change()
+        seen.append(int(version[0]))
+    assert [number % 2 for number in seen] == [0, 0]
+    assert 0 < seen[0] < seen[1]
+
+
 def test_an_empty_batch():
     index = filled([(0, 1)])
     nothing = tables_ids([])

@@ -180,6 +180,12 @@ def test_rows_in_order_of_first_occurrence():
     assert learn(translator, [1, 9]) == [3, 2]
 
 
+def test_ids_that_have_a_row_of_their_own():
+    translator = Translator([TableRules()], first_row=10)
+    assert learn(translator, [7, 9]) == [10, 11]
+    assert translator.has_row(np.zeros(3, dtype=np.uint16), np.array([7, 9, 8])).tolist() == [True, True, False]
+
+
 def test_occurrences_of_one_batch_count_each():
     translator = Translator([TableRules(Admit(after=5))], first_row=10)
     assert learn(translator, [4, 4, 4]) == [10, 10, 10], "shared"

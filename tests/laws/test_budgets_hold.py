@@ -52,7 +52,9 @@ def taken(tables):
     without = [group.residency._staging for group in groups]
     for cache in (group.residency.cache for group in groups):
         without += [cache.counters, cache._host_lists, cache._ahead, cache._uncounted]
-    stores = [getattr(group.residency.store, "_ssd", group.residency.store) for group in groups]
+    tiered = [group.residency.store.tiered for group in groups]
+    without += [one._foreseen for one in tiered if one is not None]  # of batches ahead, as `_ahead`
+    stores = [getattr(group.residency.store, "ssd", group.residency.store) for group in groups]
     without += [one._buffer for s in stores if isinstance(s, SsdStore) for one in (s._writer, s._compaction.appender)]
     return num_bytes(groups, without)
 

@@ -11,8 +11,16 @@ import torch
 from hotbed.export import ExportOptions, export
 from hotbed.host import atomic
 from hotbed.run.export_format import read_export
-from hotbed.run.files import check_folder, recover_folder, write_folder, write_tensors, write_text
-from hotbed.run.folder import CONTENT, check_free, make_run
+from hotbed.run.folder import (
+    CONTENT,
+    check_folder,
+    check_free,
+    make_run,
+    recover_folder,
+    write_folder,
+    write_tensors,
+    write_text,
+)
 from tests.export.conftest import clicks, train  # noqa: F401
 from tests.power.record import Recorder
 from tests.power.replay import replay

@@ -9,8 +9,7 @@ from hotbed.checkpoint import saver
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.read import problems_of
 from hotbed.cli import main
-from hotbed.run.files import check_folder
-from hotbed.run.folder import read_json
+from hotbed.run.folder import check_folder, read_json
 from hotbed.run.model_card import read_card
 from hotbed.train.checkpoint import checkpoint_root
 from tests.power.record import Recorder

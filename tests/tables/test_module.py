@@ -232,6 +232,14 @@ SHAPE_MISTAKES = {
 }
 
 
+@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (30, " and 22 more")])
+def test_eight_features_of_many_are_named(count, more):
+    tables = hotbed.EmbeddingTables({f"f{n}": Table(5, 2) for n in range(count)})
+    named = ", ".join(f"'f{n}'" for n in range(8))
+    with pytest.raises(ShapeError, match=f"; missing: {named}{more}; the features are {named}{more}$"):
+        tables({})
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, of nested and sparse tensors
 @pytest.mark.parametrize("name", SHAPE_MISTAKES)
 def test_shape_mistakes(name):

@@ -144,6 +144,17 @@ def test_an_incremental_one_is_as_large_as_what_was_touched(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_rows_that_were_loaded_count_as_saved(tmp_path, kind):
+    tables, other = new_tables(kind, tmp_path), new_tables(kind, tmp_path)
+    train(tables, batches(5))
+    hotbed.checkpoint.save(tmp_path / "saved", tables, step=1)
+    hotbed.checkpoint.load(tmp_path / "saved", other)
+    train(other, [torch.tensor([[1, 2, 3]])])
+    with other.snapshot(touched=True) as snapshot:
+        assert saved_ids(snapshot) == {("a", 1), ("b", 2), ("c", 3)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached"])
 def test_a_second_one_is_refused_while_the_first_is_open(tmp_path, kind):
     """Rows of the first would be in neither, if the first is not saved."""
     tables = new_tables(kind, tmp_path)

@@ -1,11 +1,14 @@
 """Checkpoints of tables with dynamic ids: training goes on bit for bit, whatever had been looked ahead, admitted or expired."""
 
+import numpy as np
 import pytest
 import torch
 
 import hotbed
 from hotbed import Admit, Expire, Table, optim
+from hotbed.ids import UNKNOWN
 from hotbed.tables.snapshot.ids import IdsSink, _as_tensor
+from hotbed.types import RowPart
 
 KINDS = {
     "memory": {"memory": "64MiB"},
@@ -78,6 +81,18 @@ def test_sketches_of_ranks_are_added_up_to_the_most_that_a_cell_holds(tmp_path):
     assert (joined == 3 * cells).all()
     full = {**rest, name: torch.full_like(rest[name], 255)}
     assert (IdsSink(ids).join("g", [full, rest])[name] == 255).all()
+
+
+def test_ids_that_come_without_a_row_number_get_rows_of_their_own(tmp_path):
+    tables = new_tables(tmp_path, "memory", "none")
+    ids = next(group.keyspace for group in tables.groups if group.keyspace.is_dynamic)
+    sink = IdsSink(ids)
+    given = torch.tensor([7, -3])
+    keys = sink.add(RowPart("user", given, {}))
+    sink.end("g", {})
+    assert ids.translator.id_of(keys.numpy())[1].tolist() == given.tolist()
+    found = ids.translator.translate(np.zeros(3, dtype=np.uint16), np.array([7, -3, 8]), learns=False).keys
+    assert found.tolist() == [*keys.tolist(), UNKNOWN]
 
 
 @pytest.mark.parametrize("kind", KINDS)

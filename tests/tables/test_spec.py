@@ -64,3 +64,22 @@ def test_arguments_are_the_fields_in_order():
     ]
     for field in fields[2:]:
         assert parameters[field.name].default == field.default
+
+
+def test_features_of_one_table_may_be_pooled_otherwise():
+    table = Table(9, 4, pooling={"item": "sum", "history": "none"})
+    assert table.features == ("item", "history")
+    assert hash(table) == hash(pickle.loads(pickle.dumps(table)))
+    assert table.pooling_of("items") == {"item": "sum", "history": "none"}
+    assert Table(9, 4, "mean").pooling_of("tags") == {"tags": "mean"}
+    tables = hotbed.EmbeddingTables({"items": table}, hotbed.optim.SGD(lr=1.0))
+    ids = {"item": torch.tensor([3, 5]), "history": hotbed.Jagged(torch.tensor([3, 3, 5]), torch.tensor([0, 2, 3]))}
+    found = tables(ids)
+    assert torch.equal(found["history"], found["item"][[0, 0, 1]])
+    before = tables.weight("items")[3].clone()
+    (found["item"].sum() + found["history"].sum()).backward()
+    torch.testing.assert_close(tables.weight("items")[3], before - 3)  # one row, trained by both
+    with pytest.raises(ConfigError, match="pooling names item, tags, and the table is read by item, history"):
+        hotbed.EmbeddingTables({"items": Table(9, 4, {"item": "sum", "tags": "sum"}, ("item", "history"))})
+    with pytest.raises(ConfigError, match="must be 'sum', 'mean' or 'none', not 'max'"):
+        hotbed.EmbeddingTables({"items": Table(9, 4, {"item": "max", "history": "sum"})})

@@ -12,7 +12,7 @@ import pytest
 from hotbed.cli.progress import WatchOptions
 from hotbed.errors import ConfigError, RunError
 from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.scalars import Number, numbers_of
+from hotbed.telemetry.trackers import Number, numbers_of
 from tests.exposition import samples_of
 
 pytest.importorskip("prometheus_client")

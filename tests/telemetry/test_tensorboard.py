@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotbed.telemetry.observer import Observers, Progress
-from hotbed.telemetry.scalars import open_writer
+from hotbed.telemetry.trackers import open_writer
 from hotbed.train.run import run
 
 TRAIN = {
@@ -124,7 +124,7 @@ def test_nothing_is_written_before_training_begins(writer, tmp_path):
 
 
 def test_without_tensorboard_there_is_no_writer(monkeypatch, tmp_path):
-    monkeypatch.setattr("hotbed.telemetry.scalars.find_spec", lambda name: None)
+    monkeypatch.setattr("hotbed.telemetry.trackers.find_spec", lambda name: None)
     assert open_writer(tmp_path) is None
 
 
@@ -138,6 +138,6 @@ def test_a_broken_tensorboard_does_not_stop_a_run(writer, monkeypatch, tmp_path)
 
 
 def test_asking_for_a_writer_does_not_import_tensorboard(tmp_path):
-    code = "import sys; from pathlib import Path; from hotbed.telemetry.scalars import open_writer; "
+    code = "import sys; from pathlib import Path; from hotbed.telemetry.trackers import open_writer; "
     code += "open_writer(Path('x')); sys.exit('torch.utils.tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0

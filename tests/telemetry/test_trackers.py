@@ -11,8 +11,7 @@ import pytest
 
 from hotbed.errors import ConfigError
 from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.scalars import numbers_of
-from hotbed.telemetry.trackers import Tracker, check_trackers, open_trackers
+from hotbed.telemetry.trackers import Tracker, check_trackers, numbers_of, open_trackers
 from tests.telemetry.test_prometheus import EVAL, TRAIN
 
 SETTINGS = {"train": {"epochs": 2}, "model": {"name": "deepfm"}}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotbed.errors import RunError
-from hotbed.train.analysis import MOST_ERRORS, analyze
+from hotbed.train.evaluation import MOST_ERRORS, analyze
 from hotbed.types import Batch, Jagged
 
 SCHEMA = SimpleNamespace(

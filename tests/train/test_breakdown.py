@@ -21,11 +21,10 @@ from hotbed.data.schema import Schema, Task
 from hotbed.errors import ConfigError, FormatError
 from hotbed.report import write_report
 from hotbed.run.run_file import compose
-from hotbed.train.breakdown import Breakdown, SampleIds, grouped_auc, measure_tasks
 from hotbed.train.build import build
-from hotbed.train.loss import task_loss
-from hotbed.train.metrics import auc
+from hotbed.train.metrics import Breakdown, SampleIds, auc, grouped_auc, measure_tasks
 from hotbed.train.run import run
+from hotbed.train.step import task_loss
 
 ROWS = 1200
 
@@ -161,6 +160,25 @@ def test_mmoe_learns_all_tasks_and_the_report_shows_them(clicks, tmp_path):
     json.dumps(summary["more"])
 
 
+def test_mmoe_learns_two_kinds_of_clicks_and_a_number(tmp_path):
+    """Planted: tastes of users and items for either click, and a number that is a product of the two."""
+    draws, size = np.random.default_rng(0), 6000
+    user, item = draws.integers(0, 30, (2, size))
+    of_user, of_item = draws.normal(size=(2, 2, 30))
+    liking = of_user[:, user] + of_item[:, item] + draws.normal(0, 0.5, (2, size))
+    watched = 2 + of_user[0, user] * of_item[0, item] + draws.normal(0, 0.5, size)
+    columns = {"click": liking[0] > 0, "like": liking[1] > 0, "watched": watched}
+    ids = {"user": [f"u{one}" for one in user], "item": [f"i{one}" for one in item]}
+    table = pa.table({name: values.astype(np.float64) for name, values in columns.items()} | ids)
+    prepare(table, tmp_path / "data", split="train=0.8,test=0.2", label="click", task=["like", "watched:regression"])
+    built = start(Dataset.open(tmp_path / "data"), tmp_path / "run", "model.name=mmoe")
+    summary = run(built.training, built.subject).summary
+    tasks = summary["more"]["test"]["tasks"]
+    assert summary["final"]["test"]["auc"] > 0.9
+    assert tasks["like"]["auc"] > 0.9
+    assert tasks["watched"]["r2"] > 0.7  # of 0.88 that noise leaves
+
+
 def test_samples_of_no_weight_are_not_learned(clicks, tmp_path):
     """Labels that were drawn at random have weight 0: the rows are those of a run without such samples."""
     built = start(clicks, tmp_path / "run", "model.name=lr", "train.max_steps=1", "tables.optimizer=sgd")
@@ -177,6 +195,10 @@ def test_weights_of_tasks_are_checked(clicks, tmp_path):
         start(clicks, tmp_path / "a", "model.name=mmoe", "train.task_weights={likes: 2}")
     with pytest.raises(ConfigError, match="the weight of like must be a number from 0, not -1"):
         start(clicks, tmp_path / "b", "model.name=mmoe", "train.task_weights={like: -1}")
+    with pytest.raises(ConfigError, match="the weight of like must be a number from 0, not True"):
+        start(clicks, tmp_path / "d", "model.name=mmoe", "train.task_weights={like: true}")
+    with pytest.raises(ConfigError, match="the weight of like must be a number from 0, not 'much'"):
+        start(clicks, tmp_path / "e", "model.name=mmoe", "train.task_weights={like: much}")
     with pytest.raises(ConfigError, match=r"train.group: 'usr' is not an id feature with one id per sample"):
         start(clicks, tmp_path / "c", "train.group=usr")
     with pytest.raises(ConfigError, match="slice: 'town' is not an id feature"):

@@ -96,6 +96,21 @@ def test_the_seed_decides_all_first_values(dataset, tmp_path):
     assert not any(torch.equal(a, b) for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize(("max_steps", "steps"), [(0, 16), (3, 3), (99, 16)])
+def test_a_schedule_ends_with_the_run(dataset, tmp_path, max_steps, steps):
+    sets = ("train.schedule=cosine", "train.epochs=2", f"train.max_steps={max_steps}")
+    training = build(configured(*sets), dataset, tmp_path).training
+    assert training.course.schedule.steps == training.total_steps == steps
+
+
+def test_a_fresh_model_starts_at_the_share_of_positives(dataset, tmp_path):
+    learner = build(configured("train.base_rate=true"), dataset, tmp_path).training.learner
+    train = dataset.schema.splits["train"]
+    with torch.no_grad():
+        logits = learner.model.eval()(torch.zeros(2, 4, 5), torch.zeros(2, 2))
+    torch.testing.assert_close(logits.sigmoid(), torch.full((2,), train.positives / train.rows))
+
+
 def test_mistakes_of_options_come_together():
     config = configured("model.options={'hidden': 'wide', 'nope': 1}", "tables.options.beta3=1", "train.device=cuda:99")
     problems = option_problems(config)
@@ -148,7 +163,7 @@ def test_splits_that_are_needed(dataset, tmp_path):
 def test_devices():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match=r"the device cuda:99 was asked for, but torch .* finds .* CUDA device"):
+    with pytest.raises(ConfigError, match=r"there is no device cuda:99: torch .* finds .* CUDA device"):
         pick_device("cuda:99")
 
 
@@ -220,6 +235,8 @@ def test_a_late_batch_that_does_not_fit_is_found_before_training(tmp_path):
 
 def test_one_process_has_whole_tables_and_ranks_have_shards():
     config, _ = compose(None, {"data.path": "clicks"}, SMALL)
-    assert tables_of(config, World()) is EmbeddingTables
-    assert tables_of(config, World(0, 2)).func is ShardedTables
-    assert tables_of(config, World(2, 3)).func is ShardedTables
+    assert tables_of(config, World(), 0) is EmbeddingTables
+    sharded = tables_of(config, World(0, 2), 0)
+    assert (sharded.func, "replicas" in sharded.keywords) == (ShardedTables, False)
+    replicated = tables_of(config, World(2, 3), 0.25)
+    assert (replicated.func, replicated.keywords["replicas"]) == (ShardedTables, 0.25)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hotbed.checkpoint import files
 from hotbed.errors import RunError
-from hotbed.run.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors, write_text
+from hotbed.run.folder import check_folder, read_tensors, recover_folder, write_folder, write_tensors, write_text
 
 DTYPES = [
     torch.float64,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.telemetry.log import MetricsLog
+from hotbed.telemetry.observer import MetricsLog
 
 
 def test_lines_are_there_as_soon_as_written(tmp_path):

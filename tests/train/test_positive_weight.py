@@ -18,8 +18,8 @@ from hotbed.errors import ConfigError
 from hotbed.report import write_report
 from hotbed.run.run_file import compose
 from hotbed.train.build import build
-from hotbed.train.loss import positive_weights, task_loss
 from hotbed.train.run import run
+from hotbed.train.step import positive_weights, task_loss
 
 ROWS = 8000
 

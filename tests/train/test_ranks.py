@@ -11,7 +11,7 @@ import hotbed
 from hotbed import Table, optim
 from hotbed.checkpoint import Saver, State
 from hotbed.checkpoint.chain import find
-from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors
+from hotbed.checkpoint.files import DENSE, OPTIMIZER, dense_tensors
 from hotbed.models import MODELS
 from hotbed.parallel.world import World
 from hotbed.train.interval import Interval

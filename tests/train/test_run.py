@@ -115,6 +115,14 @@ def test_max_steps_ends_within_an_epoch(start, tmp_path):
     assert set(summary["final"]) == {"valid", "test"}
 
 
+def test_a_recalibrated_model_predicts_the_share_of_positives_of_train(start, tmp_path):
+    built = start(tmp_path, "train.max_steps=2", "train.recalibrate=true")
+    run(built.training, built.subject)
+    found = evaluate(built.training.learner, built.training.loaders.train)
+    mean = torch.from_numpy(found.logits).double().sigmoid().mean().item()
+    assert mean == pytest.approx(found.metrics.positives / found.metrics.samples, abs=1e-5)
+
+
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_patience_plateau_and_the_best_model(start, tmp_path, keep_best):
     """A learning rate that soon overfits: valid AUC falls, both rates shrink, the run stops, the best weights win."""
@@ -277,7 +285,7 @@ def test_a_disk_too_full_for_the_summary_does_not_hide_the_cause(start, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hotbed.checkpoint.write.write_tensors", full)
-    monkeypatch.setattr("hotbed.run.files.write_file", full)
+    monkeypatch.setattr("hotbed.run.folder.write_file", full)
     with pytest.raises(RunError, match=r"cannot write .*checkpoint"):
         run(built.training, built.subject)
 

@@ -12,7 +12,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
 from hotbed.run.run_file import compose
 from hotbed.train.build import build
-from hotbed.train.loss import sampled_shift, task_loss
+from hotbed.train.step import sampled_shift, task_loss
 from hotbed.types import Batch
 from tests.train.followed import SETTINGS, write_hour
 

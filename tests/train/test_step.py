@@ -9,7 +9,7 @@ from hotbed.optim import SGD
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Progress
-from hotbed.train.run_clock import RunClock
+from hotbed.train.interval import RunClock
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 
@@ -119,10 +119,10 @@ def test_seconds_of_training_leave_out_what_was_compiled_meanwhile(monkeypatch):
     clock, progress = RunClock(torch.device("cpu")), Progress()
     compiled = iter([100.0, 100.0, 100.0, 102.5, 102.5])
     now = iter([10.0, 14.0, 14.0, 20.0, 20.0])
-    monkeypatch.setattr("hotbed.train.run_clock.compile_seconds", lambda: next(compiled))
-    monkeypatch.setattr("hotbed.train.run_clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("hotbed.train.interval.compile_seconds", lambda: next(compiled))
+    monkeypatch.setattr("hotbed.train.interval.time.perf_counter", lambda: next(now))
     monkeypatch.setattr(clock, "read", lambda _: 0.0)
-    clock.go_on()
+    clock.resume()
     clock.pause(progress)
     assert progress.train_seconds == 4.0
     clock.pause(progress)

@@ -9,7 +9,7 @@ from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.telemetry.clock import MODEL, OTHER, StepClock
 from hotbed.train.watch import Watch, ids_of
 
-DONE = TierCounts(30, 10, 20, 30 * 64, 10 * 80, 50 * 80, 30 * 80, 2)
+DONE = TierCounts(30, 10, 20, 30 * 64, 10 * 80, 50 * 80, 30 * 80, 2, 4, 2)
 SIZES = TierSizes(
     memory_slots=50,
     memory_rows=40,
@@ -62,6 +62,8 @@ def test_an_interval_is_a_difference_and_what_stands_is_of_the_end():
             "bytes_read": 200,
             "bytes_written": 1000,
             "bytes_compacted": 600,
+            "ahead": 1,
+            "waits": 0.5,
             "wear": 4000 * number,
             "compactions": 2 * number,
             **SIZES._asdict(),

@@ -137,6 +137,7 @@ class ArrivalCells(NamedTuple):
 
     cells: Tensor | None  # int32 [U], one for each distinct key; on CUDA they are found again from the sorted keys
     number_of_lookup: Tensor | None  # int32 [L]: which of the distinct keys, -1 for none; likewise
+    new_keys: Any = None  # int64 [_]: keys that had no cell, on the host, where they are listed
 
 
 class Lists(NamedTuple):

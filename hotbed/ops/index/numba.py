@@ -202,18 +202,20 @@ def _threads(num_keys: int) -> int:
     return threads_for(32 * num_keys)
 
 
-def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor, lists_new: bool = False) -> ArrivalCells:
     """Cells for the keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     distinct, number_of = _numbered(keys.numpy())
     cells = np.empty(distinct.size, dtype=np.int32)
     key, _, future, spilled = table.arrays
     shared, threads = (distinct, key, future, spilled, np.int32(bits), cells), _threads(distinct.size)
-    if threads == 1:
+    new_keys = None
+    if threads == 1 and not lists_new:
         _search_and_add(*shared, counts.numpy())
     else:
         in_parallel(_search, *shared, threads=threads)
+        new_keys = distinct[cells < 0] if lists_new else None
         _add(*shared, counts.numpy())
-    return ArrivalCells(torch.from_numpy(cells), torch.from_numpy(number_of))
+    return ArrivalCells(torch.from_numpy(cells), torch.from_numpy(number_of), new_keys)
 
 
 @njit(nogil=True, cache=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.host.devices import mapped_empty
 from hotbed.ops.index import Cells, Lists, ScoreFunction, SlotState
 from hotbed.ops.index.triton import (
     BLOCK,
@@ -33,6 +34,8 @@ from hotbed.ops.inputs import BATCHES, Capacity, InputLayout
 from hotbed.ops.inputs.triton import Descriptions
 
 ARRIVALS = 512  # batches ahead whose counts are kept
+NEW_LISTS = 32  # batches whose new keys are kept
+_NEW_SHARE = 4  # new keys that are listed of a batch: one in so many of its lookups
 WINDOWS = 8  # windows whose counts and lists are kept
 ARRIVED, PLANNED, CLOCK, NUM_WINDOWS = range(4)  # places in the state
 
@@ -47,6 +50,9 @@ class RecordedBuffers(NamedTuple):
     host_window_counts: Tensor  # int64 [WINDOWS, 16], likewise
     misses: Tensor  # int32 [room], cells
     lists: Lists  # [WINDOWS, room] each
+    host_new_keys: (
+        Tensor | None
+    )  # int64 [NEW_LISTS, _]: of a batch, keys that were neither here nor ahead; some of them
     slots: Tensor  # int32 [batches, >= C]
     sorted_keys: Tensor  # [batches, >= C]
     order: Tensor  # int32 [batches, >= C]
@@ -56,7 +62,7 @@ class RecordedBuffers(NamedTuple):
 
 
 def new_buffers(
-    capacity: Capacity, batches: int, room: int, layout: InputLayout, device: torch.device
+    capacity: Capacity, batches: int, room: int, layout: InputLayout, device: torch.device, lists_new: bool = False
 ) -> RecordedBuffers:
     """For batches below a capacity, `batches` of them planned and in use at a time. Rows begin at 64 bytes, for kernels."""
     num_lookups, room = _aligned(capacity.num_lookups), _aligned(room)
@@ -66,7 +72,7 @@ def new_buffers(
         return torch.zeros(*shape, dtype=dtype, device=device)
 
     def on_host(*shape: int) -> Tensor:
-        return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        return mapped_empty(shape, device).zero_()
 
     return RecordedBuffers(
         state=zeros(4),
@@ -76,6 +82,7 @@ def new_buffers(
         host_window_counts=on_host(WINDOWS, 16),
         misses=zeros(room, dtype=torch.int32),
         lists=Lists(*(zeros(WINDOWS, room) for _ in range(3)), *(on_host(WINDOWS, room) for _ in range(2))),
+        host_new_keys=on_host(NEW_LISTS, max(1024, _aligned(num_lookups // _NEW_SHARE))) if lists_new else None,
         slots=zeros(batches, num_lookups, dtype=torch.int32),
         sorted_keys=zeros(batches, num_lookups, dtype=layout.key_type),
         order=zeros(batches, num_lookups, dtype=torch.int32),
@@ -97,9 +104,12 @@ def recorded_arrive(
     Stamps int32, one of each cell, are the planner's.
     """
     keys = inputs.make_keys(recorded.state, ARRIVED, 0, num)
+    new_keys = recorded.arrival_counts if recorded.host_new_keys is None else recorded.host_new_keys
+    num_lists = 0 if recorded.host_new_keys is None else NEW_LISTS
     launch_arrive_unsorted(
-        grid(num), keys.dtype, keys, table.key, table.future, table.spilled, stamps, recorded.arrival_counts, recorded.state,
-        inputs.rows, inputs.words, table.spilled.shape[0], stride, ARRIVALS, BATCHES, BLOCK,
+        grid(num), (keys.dtype, num_lists), keys, table.key, table.future, table.spilled, stamps, recorded.arrival_counts,
+        recorded.state, inputs.rows, new_keys, inputs.words, table.spilled.shape[0], stride, new_keys.shape[1], ARRIVALS,
+        BATCHES, num_lists, BLOCK,
     )  # fmt: skip
     launch_tick(
         (1,), ARRIVED, recorded.arrival_counts, recorded.host_arrival_counts, recorded.state, 0, ARRIVED, ARRIVALS

@@ -118,14 +118,15 @@ def _arrive(keys, cell_key, cell_future, spilled, counts, num_lookups, num_bucke
         tl.atomic_add(counts + _UNPLACED, num_unplaced)
 
 
-@triton.jit(do_not_specialize=["words", "num_buckets", "stride"])
+@triton.jit(do_not_specialize=["words", "num_buckets", "stride", "length"])
 def _arrive_unsorted(
-    keys, cell_key, cell_future, spilled, stamps, counts, state, batches, words, num_buckets, stride,
-    ARRIVALS: tl.constexpr, BATCHES: tl.constexpr, BLOCK: tl.constexpr,
+    keys, cell_key, cell_future, spilled, stamps, counts, state, batches, new_keys, words, num_buckets, stride, length,
+    ARRIVALS: tl.constexpr, BATCHES: tl.constexpr, LISTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `_arrive`, for keys in any order, many of them equal: stamps say in which batch a cell was last used.
 
-    How many keys there are is in the batch's description (ops/inputs): batches [BATCHES, words].
+    How many keys there are is in the batch's description (ops/inputs): batches [BATCHES, words]. With LISTS, keys that had no
+    cell are listed in new_keys [LISTS, length], as many as fit.
 
     Two lanes with one new key try the same cell, because both try the first empty one: the second finds the key there.
     """
@@ -139,7 +140,7 @@ def _arrive_unsorted(
     real = key >= 0
     cell = _find(cell_key, spilled, key, real, num_buckets)
     active = real & (cell < 0)
-    num_new = tl.sum(key * 0, axis=0)
+    is_new = active & (cell >= 0)  # none yet
     way = tl.arange(0, _WAYS)
     bucket = _home(key, num_buckets)
     looks = 0
@@ -158,7 +159,7 @@ def _arrive_unsorted(
         seen = tl.atomic_cas(cell_key + target, tl.where(tries, _EMPTY, -5).to(tl.int64), key)
         won = tries & (seen == _EMPTY)
         there = won | (tries & (seen == key))
-        num_new += tl.sum(won.to(tl.int64), axis=0)
+        is_new = is_new | won
         cell = tl.where(there, target, cell)
         active = active & (there == 0)
         bucket = tl.where(full, tl.where(bucket + 1 < num_buckets, bucket + 1, 0), bucket)
@@ -169,10 +170,14 @@ def _arrive_unsorted(
     future = tl.load(cell_future + cell, mask=first, other=0)
     tl.store(cell_future + cell, future | bits, mask=first)
     num_keys = tl.sum(first.to(tl.int64), axis=0)
+    num_new = tl.sum(is_new.to(tl.int64), axis=0)
     if num_keys > 0:
         tl.atomic_add(counts, num_keys)
     if num_new > 0:
-        tl.atomic_add(counts + 1, num_new)
+        start = tl.atomic_add(counts + 1, num_new)
+        if LISTS:
+            place = start + tl.cumsum(is_new.to(tl.int64), axis=0) - 1
+            tl.store(new_keys + (number % LISTS) * length + place, key, mask=is_new & (place < length))
     if num_unplaced > 0:
         tl.atomic_add(counts + _UNPLACED, num_unplaced)
 
@@ -436,8 +441,8 @@ launch_tick = Launch(_tick, num_warps=1)
 launch_go_home, launch_respill = Launch(_go_home), Launch(_respill)
 
 
-def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
-    """Cells for the SORTED keys [L] of a batch, -1 for none; `bits` are set in their futures."""
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor, lists_new: bool = False) -> ArrivalCells:
+    """Cells for the SORTED keys [L] of a batch, -1 for none; `bits` are set in their futures. New keys are not listed."""
     num = keys.shape[0]
     if num:
         launch_arrive(

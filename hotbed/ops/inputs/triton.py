@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotbed.host.devices import mapped_empty
 from hotbed.ops.inputs import BATCHES, HEADER, SPAN, Description, InputLayout
 from hotbed.ops.keys.addresses import NONE, Flags
 from hotbed.ops.launch import Launch, cdiv, power_of_2
@@ -218,9 +219,7 @@ class Descriptions:
         self._pad = 2**31 - 1 if self.key_type == torch.int32 else 2**63 - 1
         num_spans = layout.num_spans
         self.words = HEADER + SPAN * num_spans
-        self._host_rows = torch.zeros(
-            BATCHES, self.words, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu"
-        )
+        self._host_rows = mapped_empty((BATCHES, self.words), device).zero_()
         self._host = self._host_rows.numpy()
         self.rows = torch.zeros(BATCHES, self.words, dtype=torch.int64, device=device)
         rules = np.zeros((num_spans, 8), dtype=np.int64)

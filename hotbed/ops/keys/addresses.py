@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.host.devices import mapped_empty
 from hotbed.ops.streams import mark
 
 NONE = 2**62
@@ -44,7 +45,7 @@ class Flags:
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, device=device)  # two: kernels like 16 bytes
-        self.on_host = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        self.on_host = mapped_empty((_FLAGS, 2), device).fill_(NONE)
         self.rows: list[Tensor] = list(self.on_device.unbind(0))
         self._next = 0
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
+from hotbed.host.devices import pinned_empty
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
@@ -188,6 +189,11 @@ class CompiledTransfer:
         self._words[place + EXCHANGED] = number + 1
         self._num_exchanged = number + 1
 
+    @property
+    def num_written(self) -> Any:
+        """int64 [1], which the thread changes: the windows whose victims are in the store."""
+        return self._words[NUM_WRITTEN : NUM_WRITTEN + 1]
+
     def drain(self) -> None:
         """Wait until all victims are in the store."""
         self._wait(NUM_WRITTEN, self._num_exchanged)
@@ -219,13 +225,13 @@ class CompiledTransfer:
         self._words[NEED] = 0
 
     def _new_buffers(self, cap: int) -> WindowBuffers:
-        width, device, pinned = self._width, self._device, self._device.type == "cuda"
+        width, device, pins = self._width, self._device, self._device.type == "cuda"
         return WindowBuffers(
-            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
-            torch.empty(cap, dtype=torch.int32, pin_memory=pinned, device="cpu"),
+            pinned_empty((cap, width), torch.float32, pins=pins),
+            pinned_empty((cap,), torch.int32, pins=pins),
             torch.empty(cap, width, device=device, dtype=torch.float32),
             torch.empty(cap, dtype=torch.int32, device=device),
-            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
+            pinned_empty((cap, width), torch.float32, pins=pins),
             torch.empty(cap, width, device=device, dtype=torch.float32),
         )
 

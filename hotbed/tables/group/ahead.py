@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.host.pinned import pinned_empty
+from hotbed.host.devices import pinned_empty
 from hotbed.ids import Translator
 from hotbed.ids.distinct import LENGTH, BatchIds, DistinctIds, KnownRows
 from hotbed.ids.index import Ints

@@ -25,6 +25,7 @@ from hotbed.cache.contents import hot_keys
 from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.host.devices import pinned_empty
 from hotbed.ops.lookups import Lookups, SortedKeys, Ticket
 from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
@@ -32,6 +33,7 @@ from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
+from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging, sent
 from hotbed.tables.sizing.budget import Room, enough_for
@@ -43,6 +45,9 @@ if TYPE_CHECKING:  # recorded caches need Triton, which may be missing
     from hotbed.ops.inputs import Capacity, InputLayout
     from hotbed.ops.inputs.triton import Descriptions
     from hotbed.ops.move.compiled_transfer import CompiledTransfer
+
+
+_TIER_SLOTS = 2  # of memory over an ssd for each on the device: a window's misses and victims are there together
 
 
 def ordered(lookups: Lookups) -> Lookups:
@@ -97,6 +102,7 @@ class CachedRows:
         self._members, self._shard = members, shard
         self._policy = make_policy(policy)
         self._bounded = room.bounded
+        self._part = room.cache_part
         self.cache = self._new_cache(device)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
@@ -265,6 +271,8 @@ class CachedRows:
             return
         plan = fetch.plan
         rows, source = self._staging.inward(plan.num_misses)
+        if self.store.tiered is not None:
+            self.store.tiered.advance(fetch.num_batches)
         self.store.expect(plan.victim_keys)
         num_found, num_rows, fetch.late = self.keyspace.fetch(self.store, plan.miss_keys, rows, source)
         num_late = fetch.num_late
@@ -281,9 +289,7 @@ class CachedRows:
         if fetch.late is None or fetch.source is None or fetch.staged is None or not fetch.late.shape[0]:
             return
         late, device = fetch.late, self.records.device
-        rows = torch.empty(
-            late.shape[0], self.layout.width, pin_memory=device.type == "cuda", dtype=torch.float32, device="cpu"
-        )
+        rows = pinned_empty((late.shape[0], self.layout.width), torch.float32, pins=device.type == "cuda")
         self.store.read(fetch.plan.miss_keys[late], rows)
         first = fetch.staged.shape[0] - late.shape[0]
         fetch.staged[first:] = rows.to(device, non_blocking=True)
@@ -337,17 +343,27 @@ class CachedRows:
         inputs = Descriptions(layout, self.records.device)
         return RecordedCache(self.cache, inputs, capacity, window), inputs
 
-    def new_transfer(self, recorded: RecordedCache) -> CompiledTransfer:
-        """What moves the rows of a recorded cache's windows."""
+    def new_transfer(self, recorded: RecordedCache) -> tuple[CompiledTransfer, TierWindows | None]:
+        """What moves the rows of a recorded cache's windows, and what finds their slots in memory over an ssd."""
         from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
+        device, tiered = self.records.device, self.store.tiered
+        if tiered is not None:
+            windows = TierWindows(tiered, recorded.host_lists)
+            transfer = CompiledTransfer(tiered.tier.records, tiered.tier.state, windows.lists, device)
+            windows.written = transfer.num_written
+            return transfer, windows
         assert self.store.array is not None, "a compiled transfer moves rows of an array"
-        return CompiledTransfer(*self.store.array.parts(), recorded.host_lists, self.records.device)
+        return CompiledTransfer(*self.store.array.parts(), recorded.host_lists, device), None
 
     @property
-    def has_array(self) -> bool:
-        """Whether compiled code can move the rows: they are in an array of the host. Temporary rows are not."""
-        return self.store.array is not None
+    def is_compiled(self) -> bool:
+        """Whether compiled code can move the rows: they are in an array of the host, all of them or those of any window.
+
+        Temporary rows are not.
+        """
+        tiered = self.store.tiered
+        return self.store.array is not None or (tiered is not None and tiered.num_slots >= _TIER_SLOTS * self.num_slots)
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
@@ -373,13 +389,13 @@ class CachedRows:
             pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
             unpack(self.records, *parts, self.keyspace.initial)
-        store = self.store.array
-        assert store is not None, "a compiled transfer moves rows of an array"
         if num_rows < num_misses and self.keyspace.is_dynamic:
             self._create(plan, slot.source[:num_misses], miss_slots)
-        store.reach(self.keyspace.num_used)
-        if store.is_held:
-            store.keep(plan.victim_keys)
+        store = self.store.array
+        if store is not None:  # else a snapshot holds files, which never change
+            store.reach(self.keyspace.num_used)
+            if store.is_held:
+                store.keep(plan.victim_keys)
         transfer.exchanged(number, mark(self.records.device))
         counts = plan.cache_counts(
             num_batches,
@@ -510,7 +526,7 @@ class CachedRows:
     def _explain(self, error: BudgetError) -> BudgetError:
         rows, record = self.keyspace.preset_rows, self.layout.width * 4
         enough, least = (
-            enough_for(error.num_slots, rows, record, on_ssd=self.is_over_ssd, to_spare=to_spare)
+            enough_for(error.num_slots, rows, record, on_ssd=self.is_over_ssd, to_spare=to_spare, part=self._part)
             for to_spare in (True, False)
         )
         spare = f", which leaves some to spare ({least} holds this batch)" if least != enough else ""
@@ -528,8 +544,10 @@ class CachedRows:
 
     def _new_cache(self, device: torch.device) -> Cache:
         name = f"the cache of {', '.join(member.name for member in self._members)}"
-        in_order = self.store.array is None
-        return Cache(self.num_slots, self._policy, device, bounded=self._bounded, in_order=in_order, name=name)
+        in_order, ahead = self.store.array is None, self.store.tiered is not None
+        return Cache(
+            self.num_slots, self._policy, device, bounded=self._bounded, in_order=in_order, lists_new=ahead, name=name
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.host.pinned import pinned
+from hotbed.host.devices import pinned, pinned_empty
 from hotbed.ops.streams import current, mark
 
 _ROUND = 4096  # rows
@@ -63,6 +63,6 @@ class Staging:
     def _new(self, num_rows: int) -> tuple[Tensor, Tensor]:
         num_rows = -(-num_rows // _ROUND) * _ROUND
         return (
-            torch.empty(num_rows, self._width, pin_memory=self._pinned, dtype=torch.float32, device="cpu"),
-            torch.empty(num_rows, dtype=torch.int32, pin_memory=self._pinned, device="cpu"),
+            pinned_empty((num_rows, self._width), torch.float32, pins=self._pinned),
+            pinned_empty((num_rows,), torch.int32, pins=self._pinned),
         )

@@ -6,6 +6,8 @@ share a budget in proportion to the bytes of their rows.
 Tables of dynamic ids have no number of rows. The other tables get what all their rows need, but at most half of a budget; the
 rest is for dynamic ids, in proportion to the bytes of a record. If their rows are on an ssd, up to half of their memory is for
 the index of ids, which limits their number, and the rest holds rows.
+
+Replicas of rows that other ranks own (parallel/replicated.py) have a share of the bytes of the cache, which gets the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.ids import MAX_ROWS
+from hotbed.ops.records import STORE_PRECISIONS
 from hotbed.store import Place, ssd, tiered
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
@@ -37,6 +40,8 @@ class Budgets(NamedTuple):
     hbm: str | int | None = None
     memory: str | int | None = None
     ssd: str | None = None
+    store_precision: str = "same"  # of weights below the device
+    replicas: float = 0.0  # share of `hbm`, or of `memory` where that is the cache, for replicas of other ranks' rows
 
     @property
     def bounds_index(self) -> bool:
@@ -59,23 +64,79 @@ class Room(NamedTuple):
     place: Place  # of the rows below
     ids: IdRoom | None = None  # of dynamic ids
     bounded: bool = False  # the cache with its index has BYTES_PER_SLOT in addition to every record, and no more
+    replica_bytes: int | None = None  # of replicas and their index; None: not limited
+    cache_part: float = 1.0  # of the budget of the cache: the rest is for replicas
 
 
-def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
-    """The room of every group; contradictions and budgets that do not fit are errors that say what would fit."""
+def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored: Sequence[int] = ()) -> list[Room]:
+    """The room of every group; contradictions and budgets that do not fit are errors that say what would fit.
+
+    `stored`: bytes of a record below the device, of every group; left out: those on the device.
+    """
+    _check_int8(budgets)
+    below = [(rows, one) for (rows, _), one in zip(groups, stored)] if stored else list(groups)
+    left, replicas = without_replicas(budgets)
     preset = [(rows, record) for rows, record in groups if rows is not None]
-    if len(preset) < len(groups):
-        rooms = _rooms_with_dynamic(budgets, groups, device_type)
-    else:
-        rooms = _preset_rooms(budgets, preset, device_type)
-    return [room._replace(bounded=budgets.bounds_index and room.num_slots is not None) for room in rooms]
+    try:
+        if len(preset) < len(groups):
+            rooms = _rooms_with_dynamic(left, groups, device_type, below)
+        else:
+            rooms = _preset_rooms(left, preset, device_type, below)
+    except (BudgetError, ConfigError) as error:
+        if not replicas:
+            raise
+        raise type(error)(
+            f"{error} ({in_words(replicas)} of {'hbm' if budgets.hbm is not None else 'memory'}= are for replicas of rows, "
+            f"replicas={budgets.replicas:g}; mode='sharded' needs none)"
+        ) from None
+    int8 = budgets.store_precision == "int8"
+    rooms = [
+        room._replace(bounded=budgets.bounds_index and room.num_slots is not None, place=room.place._replace(int8=int8))
+        for room in rooms
+    ]
+    return _with_replicas(rooms, groups, replicas, budgets.replicas) if replicas else rooms
 
 
-def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list[Room]:
+def without_replicas(budgets: Budgets) -> tuple[Budgets, int]:
+    """What is left for the cache and the tiers below it, and the bytes of replicas."""
+    if not budgets.replicas or not budgets.bounds_index:
+        return budgets, 0
+    name = "hbm" if budgets.hbm is not None else "memory"
+    given = getattr(budgets, name)
+    if given is None:  # reported where the room of the cache is
+        return budgets, 0
+    whole = parse_bytes(given, name)
+    replicas = int(whole * budgets.replicas)
+    left = whole - replicas
+    return budgets._replace(hbm=left) if name == "hbm" else budgets._replace(memory=left), replicas
+
+
+def _with_replicas(rooms: Sequence[Room], groups: Sequence[Size], replicas: int, share: float) -> list[Room]:
+    """Groups share the bytes of replicas as they share those of the cache."""
+    cached = [(room.num_slots or 0) * (record + BYTES_PER_SLOT) for room, (_, record) in zip(rooms, groups)]
+    return [
+        room._replace(replica_bytes=replicas * own // max(1, sum(cached)), cache_part=1.0 - share)
+        for room, own in zip(rooms, cached)
+    ]
+
+
+def _check_int8(budgets: Budgets) -> None:
+    if budgets.store_precision not in STORE_PRECISIONS:
+        known = ", ".join(map(repr, STORE_PRECISIONS))
+        raise ConfigError(f"store_precision must be one of {known}, not {budgets.store_precision!r}")
+    if budgets.store_precision == "int8" and budgets.cache is None and budgets.hbm is None:
+        raise ConfigError(
+            "store_precision='int8' is for rows that leave a cache; give cache= or hbm= too, or leave it out"
+        )
+    if budgets.store_precision == "int8" and budgets.ssd is not None:
+        raise ConfigError("store_precision='int8' is for rows in memory; leave ssd= or store_precision= out")
+
+
+def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str, below: Sequence[Size]) -> list[Room]:
     share = cache_share(budgets.cache, budgets.hbm, groups)
     if budgets.ssd is None:
         if share is not None:
-            check_host(budgets.memory, groups)
+            check_host(budgets.memory, below)
         elif budgets.memory is not None:
             raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too, or ssd=")
         return [Room(_slots(share, rows, budgets), Place()) for rows, _ in groups]
@@ -98,7 +159,9 @@ def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) ->
     return rooms
 
 
-def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
+def _rooms_with_dynamic(
+    budgets: Budgets, groups: Sequence[Size], device_type: str, below: Sequence[Size]
+) -> list[Room]:
     if budgets.cache is not None:
         raise ConfigError(
             f"cache={budgets.cache!r} is a share of the rows, and tables with rows=None have no number of rows; give hbm=, "
@@ -110,7 +173,7 @@ def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: s
             "hbm='1GiB'"
         )
     if budgets.ssd is None:
-        rooms = _memory_rooms(budgets, groups)
+        rooms = _memory_rooms(budgets, below)
     else:
         rooms = _ssd_rooms(budgets, groups)
     if budgets.hbm is not None:
@@ -121,7 +184,7 @@ def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: s
 
 def _memory_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
     """Rows in memory; the number of slots is set later."""
-    check_host(budgets.memory, [(rows, record) for rows, record in groups if rows is not None])
+    check_host(budgets.memory, groups)
     memory = None if budgets.memory is None else parse_bytes(budgets.memory, "memory")
     left = None if memory is None else memory - sum(rows * (record + 1) for rows, record in groups if rows is not None)
     records = sum(record for rows, record in groups if rows is None)
@@ -260,36 +323,45 @@ class SufficientCache(NamedTuple):
 
 
 def enough_for(
-    needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1, to_spare: bool = True
+    needed: int,
+    rows: int | None,
+    record: int,
+    *,
+    on_ssd: bool = False,
+    num_groups: int = 1,
+    to_spare: bool = True,
+    part: float = 1.0,
 ) -> SufficientCache:
     """For batches of which one needs `needed` rows of a group; `rows` is None for dynamic ids.
 
     `to_spare`: with room for batches that need a little more, else the minimum. If some ids are dynamic and others are not,
-    each kind has at least half of the bytes. `on_ssd`: there is no memory between the cache and the ssd.
+    each kind has at least half of the bytes. `on_ssd`: there is no memory between the cache and the ssd. `part`: of the
+    budget, for the cache.
     """
     num_slots = with_some_to_spare(needed) if to_spare else needed
     if rows is None:
-        num_bytes = num_slots * (record + BYTES_PER_SLOT) * num_groups
+        num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) * num_groups / part)
         return SufficientCache(
             num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes)))
         )
     num_slots = min(num_slots, rows)
-    num_bytes = num_slots * (record + BYTES_PER_SLOT)
+    num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) / part)
     if on_ssd:
-        return SufficientCache(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
+        index = math.ceil(rows * SSD_BYTES_PER_KEY / part)
+        return SufficientCache(num_slots, None, "memory", typed(num_bytes + index))
     return SufficientCache(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
 
 
-def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:
+def check_host(memory: str | int | None, groups: Sequence[Size]) -> None:
     """Raise when the rows behind the cache do not fit their budget once all are used."""
     if memory is None:
         return
-    budget, needed = parse_bytes(memory, "memory"), sum(rows * (record + 1) for rows, record in groups)
+    budget, needed = parse_bytes(memory, "memory"), sum((rows or 0) * (record + 1) for rows, record in groups)
     if needed > budget:
         raise BudgetError(
             f"the rows behind the cache need {in_words(needed)} of host memory once all are used, and memory is "
             f"{in_words(budget)}. Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, ssd='FOLDER:BYTES' (--ssd) "
-            "for what does not fit, fewer rows (hashing=True), a smaller dim, or precision='bf16'."
+            "for what does not fit, fewer rows (hashing=True), a smaller dim, precision='bf16' or store_precision='int8'."
         )
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from hotbed.cache import BYTES_PER_SLOT
-from hotbed.errors import BudgetError
+from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import available_memory, in_words, parse_bytes
+from hotbed.ops.int8 import packed_width
 from hotbed.ops.records import Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import SGD, RowOptimizer
-from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
+from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of, without_replicas
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
@@ -51,6 +52,10 @@ class TableSize(Protocol):
 
     @property
     def hashing(self) -> bool: ...
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """Those that read it; None: that of its name."""
 
     @property
     def own(self) -> OwnSettings | None:
@@ -102,12 +107,33 @@ def sizes_of(
     ]
 
 
+def stored_bytes(
+    tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, store_precision: str
+) -> tuple[int, ...]:
+    """Bytes of a record below the device, of every group."""
+    found = []
+    for kind in members_by_group(tables):
+        layout = layout_of(kind.dim, kind.optimizer(optimizer), kind.precision(precision))
+        if store_precision == "int8" and layout.precision != "fp32":
+            raise ConfigError(
+                f"store_precision='int8' rounds weights of fp32, and these have precision={layout.precision!r}; leave one out"
+            )
+        found.append(4 * (packed_width(layout) if store_precision == "int8" else layout.width))
+    return tuple(found)
+
+
 class Amounts(NamedTuple):
     """Rows and bytes of tables; their records have one width."""
 
     rows: int  # including those of dynamic ids
     record: int  # bytes of one record
     groups: tuple[Size, ...]
+    stored: tuple[int, ...]  # bytes of a record below the device, of every group
+
+    @property
+    def below(self) -> int:
+        """Bytes of the longest record below the device."""
+        return max(self.stored)
 
     @property
     def has_dynamic(self) -> bool:
@@ -127,18 +153,21 @@ def amounts_of(
     optimizer: RowOptimizer,
     precision: Precision = "fp32",
     known: Mapping[str, int] | None = None,
+    store_precision: str = "same",
 ) -> Amounts:
     """Amounts of tables of one dim; `known` is the number of ids of each table of dynamic ids."""
     (dim,) = {table.dim for table in tables.values()}
     rows = sum((known or {}).get(name, 0) if table.rows is None else table.rows for name, table in tables.items())
     groups = tuple(sizes_of(tables, optimizer, precision))
-    return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups)
+    stored = stored_bytes(tables, optimizer, precision, store_precision)
+    return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups, stored)
 
 
-def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int) -> Budgets:
+def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int, world: int = 1) -> Budgets:
     """The same in bytes if ids are dynamic: a share is of the ids that there will be; without a budget there is room for all.
 
-    `batch_rows`: rows that a batch may need in addition, of ids that training has never seen.
+    `batch_rows`: rows that a batch may need in addition, of ids that training has never seen. Replicas have room for the rows
+    of all `world` ranks.
     """
     if not amounts.has_dynamic or budgets.hbm is not None or (budgets.ssd is not None and budgets.cache is None):
         return budgets
@@ -149,12 +178,16 @@ def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int) -> Budgets:
         rows = max(
             amounts.rows + batch_rows, 2 * preset
         )  # with dynamic tables, the others get at most half of a budget
-    return budgets._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
+    needed = amounts.cached(max(rows, len(amounts.groups)))
+    if world == 1 or not budgets.replicas:
+        return budgets._replace(cache=None, hbm=str(needed))
+    return budgets._replace(cache=None, hbm=str(needed * (world + 1)), replicas=world / (world + 1))
 
 
 def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
     """What does not fit, with ways out; `most_used` bounds the rows that are ever used."""
-    share = cache_share(budgets.cache, budgets.hbm, [(max(amounts.rows, 1), amounts.record)])
+    left, replicas = without_replicas(budgets)
+    share = cache_share(left.cache, left.hbm, [(max(amounts.rows, 1), amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
     if budgets.ssd is not None and budgets.memory is not None:
         return _tier_problems(budgets, amounts, device)
@@ -164,14 +197,14 @@ def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, mos
         what = f"{amounts.rows:,} rows with their optimizer state take {in_words(amounts.whole)}"
         return [f"the tables do not fit: {what}, and {device} has {in_words(free)} left. {_ways_out(device)}"]
     problems = []
-    on_device = amounts.cached(math.ceil(share * amounts.rows))
+    on_device = amounts.cached(math.ceil(share * amounts.rows)) + replicas
     if free is not None and on_device > free:
         problems.append(
             f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
             "--cache or --hbm (tables.cache, tables.hbm)"
         )
     below = (
-        min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows
+        min(amounts.rows, most_used or amounts.rows) * amounts.below + amounts.rows
     )  # one byte per row: whether it was written
     what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
     if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
@@ -181,7 +214,7 @@ def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, mos
 
 def _tier_problems(budgets: Budgets, amounts: Amounts, device: torch.device) -> list[str]:
     """Problems of memory over an ssd."""
-    rooms = rooms_of(budgets, amounts.groups, device.type)
+    rooms = rooms_of(budgets, amounts.groups, device.type, amounts.stored)
     assert all(room.num_slots is not None for room in rooms), "an ssd is behind a cache"
     assert budgets.memory is not None, "an ssd is below memory"
     memory = parse_bytes(budgets.memory, "memory")
@@ -209,12 +242,14 @@ def _ways_out(device: torch.device) -> str:
 
 
 def rows_of_batch(tables: Mapping[str, TableSize], batch: Batch) -> dict[str, int]:
-    """The distinct rows of each table that one batch needs; every table is read by the feature of its name."""
-    single = [name for name in tables if name not in batch.bags]
+    """The distinct rows of each table that one batch needs."""
+    features = {name: table.features or (name,) for name, table in tables.items()}
+    single = [one for of_table in features.values() for one in of_table if one not in batch.bags]
     ids = {name: batch.ids[:, column] for column, name in enumerate(single)}
     ids |= {name: bag.values for name, bag in batch.bags.items()}
+    by_table = {name: torch.cat([ids[one] for one in of_table]) for name, of_table in features.items()}
     return {
-        name: torch.unique(ids[name] % table.rows if table.hashing and table.rows else ids[name]).numel()
+        name: torch.unique(by_table[name] % table.rows if table.hashing and table.rows else by_table[name]).numel()
         for name, table in tables.items()
     }
 
@@ -239,12 +274,17 @@ class BatchSample(NamedTuple):
 
 
 def too_small(
-    counted: BatchSample, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False
+    counted: BatchSample, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False, part: float = 1.0
 ) -> BudgetError:
-    """The error for a cache that cannot hold a batch, with sizes that can; `on_ssd`: memory is the cache."""
+    """The error for a cache that cannot hold a batch, with sizes that can; `on_ssd`: memory is the cache.
+
+    `part`: of the budget, for the cache.
+    """
     rows = None if amounts.has_dynamic else amounts.rows
     enough, least = (
-        enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare)
+        enough_for(
+            needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare, part=part
+        )
         for to_spare in (True, False)
     )
     spare = f", which leaves some to spare ({least} holds the batches counted)" if least != enough else ""

@@ -8,7 +8,7 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.tables.sizing.budget import Budgets, rooms_of
+from hotbed.tables.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 
 TABLES = {"a": Table(20_000, 8), "b": Table(5_000, 8), "c": Table(9_000, 30)}
 
@@ -106,7 +106,7 @@ def test_memory_that_does_not_hold_the_index_of_an_ssd():
         rooms_of(Budgets(cache=0.01, memory="8MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
     (room,) = rooms_of(Budgets(cache=0.01, memory="16MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
     assert room.num_slots == rows // 100
-    assert room.place.memory_slots == (16 * 2**20 - 13 * rows) // (64 + 25)
+    assert room.place.memory_slots == (16 * 2**20 - 13 * rows) // (64 + 29)
     assert room.place.ssd_bytes == 2**30
 
 
@@ -121,3 +121,19 @@ def test_all_files_on_an_ssd_stay_within_its_budget(groups):
         assert min(room.place.ssd_bytes for room in rooms) >= 4 * 2**20
     with pytest.raises(BudgetError, match=r"the files of every dim take 4\.0 MiB at least"):
         rooms_of(Budgets(memory="64MiB", ssd=f"/fast:{least - 1}", **given), groups, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "bounded"),
+    [({"cache": 0.1}, False), ({"hbm": "16KiB"}, True), ({"memory": "1MiB", "ssd": "/fast:1GiB"}, True), ({}, False)],
+)
+def test_the_index_of_a_cache_is_bounded_where_its_bytes_are_given(budgets, bounded):
+    (room,) = rooms_of(Budgets(**budgets), [(1000, 64)], "cpu")
+    assert room.bounded == bounded
+
+
+def test_dynamic_ids_have_as_many_rows_as_memory_holds_with_their_index():
+    fixed, dynamic = rooms_of(Budgets(hbm="1MiB", memory="1MiB"), [(1000, 64), (None, 128)], "cpu")
+    part = 2**20 - 1000 * (64 + 1)
+    assert fixed.ids is None
+    assert dynamic.ids == (part // (128 + 1 + BYTES_PER_ID), part, 128 + 1)

@@ -6,7 +6,7 @@ import pytest
 
 import hotbed
 from hotbed import checkpoint
-from hotbed.host.moved import MOVED
+from hotbed.host.startup import MOVED
 from hotbed.tables.group import cached
 
 

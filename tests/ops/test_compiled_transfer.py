@@ -16,11 +16,11 @@ MISSES, VICTIMS, TAG = 3, 4, 8
 class Windows:
     """A compiled transfer, and what a recorded planner would pass to it."""
 
-    def __init__(self, rows=ROWS, room=ROOM):
+    def __init__(self, rows=ROWS, room=ROOM, **options):
         device = torch.device("cpu")
         self.records, self.state = torch.zeros(rows, WIDTH), np.zeros(rows, dtype=np.uint8)
         self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, room, dtype=torch.int64)
-        self.transfer = CompiledTransfer(self.records, self.state, self.lists, device)
+        self.transfer = CompiledTransfer(self.records, self.state, self.lists, device, **options)
         self.transfer.start(0)
 
     def plan(self, number, misses=(), victims=()):
@@ -76,18 +76,20 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_windows_give_the_rows_of_a_dict(seed):
+@pytest.mark.parametrize(
+    ("seed", "rows", "room"), [(0, 12, 8), (1, 12, 8), (2, 12, 8), (3, 4000, 3000), (4, 4000, 3000)]
+)
+def test_random_windows_give_the_rows_of_a_dict(seed, rows, room):
     """Windows are planned ahead of their exchange; rows leave, come back late, are created, and leave again meanwhile."""
     generator = np.random.default_rng(seed)
-    windows = Windows(rows=12, room=8)
+    windows = Windows(rows, room, piece_bytes=1)  # of 256 rows: rings of 1,024 are used several times in a window
     stored, cached, planned = {}, {}, []  # values by key: below, in the cache as planned
     number = 0
     while number < WINDOWS - 1 or planned:
         if number < WINDOWS - 1 and len(planned) < 1 + generator.integers(3):
             victims = [key for key in cached if generator.random() < 0.5]
-            misses = [key for key in range(12) if key not in cached and generator.random() < 0.4][:8]
-            leaving = [float(100 * number + key + 1) for key in victims]
+            misses = [key for key in range(rows) if key not in cached and generator.random() < 0.6][:room]
+            leaving = [float(rows * number + key + 1) for key in victims]
             expected = [stored.get(key) for key in misses]
             stored |= dict(zip(victims, leaving))
             cached = {key: None for key in cached if key not in victims} | dict.fromkeys(misses)
@@ -98,15 +100,16 @@ def test_random_windows_give_the_rows_of_a_dict(seed):
             first, leaving, expected = planned.pop(0)
             assert windows.exchange(first, leaving) == expected, first
     windows.transfer.drain()
-    for key in range(12):
+    for key in range(rows):
         assert windows.records[key].tolist() == [stored.get(key, 0.0)] * WIDTH
     windows.transfer.stop()
 
 
-def test_rows_of_several_chunks_come_and_go():
-    """Some of every chunk were never written."""
+@pytest.mark.parametrize("piece_bytes", [1, 2 * 4 * WIDTH * loop.KEYS_OF_CHUNK, 1 << 20])
+def test_rows_of_several_chunks_come_and_go(piece_bytes):
+    """Some of every chunk were never written; they travel in more pieces than a ring has, or in one."""
     rows, room, generator = 8192, 4096, torch.Generator().manual_seed(0)
-    windows = Windows(rows, room)
+    windows = Windows(rows, room, piece_bytes=piece_bytes)
     expected, cached = [None] * rows, []
     for number in range(WINDOWS - 1):
         victims = [cached.pop(0) for _ in range(len(cached) - 3000)] if number else []

@@ -235,7 +235,7 @@ def measured() -> list[tuple[str, list[Bar]]]:
     found = []
     for title, *setting in CASES:
         slowest: dict[str, float] = {}
-        for name in ("h200_single_rounds.csv", "h200_bars_bags_outputs.csv", "h200_bars_all_rows.csv"):
+        for name in ("h200_bars_pieces.csv", "h200_bars_all_rows.csv"):
             with (RESULTS / name).open() as file:
                 rows = [] if slowest else list(csv.DictReader(file))
             for row in rows:

@@ -201,6 +201,10 @@ class RecordedCache:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
         return self._arrival(number)[NUM_KEYS]
 
+    def has_new_keys(self, number: int) -> bool:
+        """Whether the device has written those of a batch ahead."""
+        return bool(self._host_arrivals[number % ARRIVALS, _NUMBER] >= number + 1)
+
     def new_keys(self, number: int, wait: Callable[[Any, int], None]) -> Any:
         """int64 [_], of a batch ahead: keys that were neither here nor ahead before, most of them. In any thread.
 

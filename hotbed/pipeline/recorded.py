@@ -237,7 +237,12 @@ class RecordedPlanner:
     def _foresee(self, numbers: Sequence[int]) -> None:
         """Let rows of batches that have just arrived be brought to memory."""
         ahead = [
-            KeysAhead(group.store.tiered, partial(recorded.new_keys, number), number - group.cache.num_planned)
+            KeysAhead(
+                group.store.tiered,
+                partial(recorded.new_keys, number),
+                number - group.cache.num_planned,
+                partial(recorded.has_new_keys, number),
+            )
             for number in numbers
             for group, recorded in zip(self._groups, self._recorded_caches)
             if group.store.tiered is not None

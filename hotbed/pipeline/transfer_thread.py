@@ -1,6 +1,7 @@
 """Moving rows: a thread that reads them from any store and writes them back, strictly in the order of the requests.
 
-Over an ssd it also brings the rows of batches ahead to memory, while nothing else is to be done; and where compiled code moves
+Over an ssd it also brings the rows of batches ahead to memory, while nothing else is to be done or the device has not said
+yet what is; and where compiled code moves
 the rows of windows, it finds their slots in memory first (store/tier_windows.py). It does nothing unasked before
 the first request, and between `drain` and the next one.
 
@@ -37,6 +38,7 @@ class KeysAhead(NamedTuple):
     store: TieredStore
     find: Callable[[Wait], Ints]  # waits for the device
     distance: int  # batches before it that are not planned
+    is_known: Callable[[], bool] = lambda: True  # whether `find` would not wait
 
 
 class WindowSlots:
@@ -46,6 +48,10 @@ class WindowSlots:
         self.windows = windows  # and the number of the window there
         self.num_batches = num_batches
         self.found = Latch()
+
+    def is_listed(self) -> bool:
+        """Whether the device has written the keys of all groups."""
+        return all(windows.is_listed(number) for windows, number in self.windows)
 
 
 class WindowRows:
@@ -180,9 +186,11 @@ class TransferThread:
             if isinstance(task, Latch):
                 task.set()
             elif isinstance(task, WindowSlots):
+                self._work_until(task.is_listed)
                 self._find_slots(task)
             elif isinstance(task, list):
                 for keys in task:
+                    self._work_until(keys.is_known)
                     keys.store.foresee(keys.find(self._wait_for), keys.distance)
             else:
                 kind, move = task
@@ -194,6 +202,11 @@ class TransferThread:
         while not self._is_idle and self._tasks.empty() and any(store.work_ahead() for store in self._stores):
             continue  # ends: with a request, or when all is there
         return self._tasks.get()
+
+    def _work_until(self, is_known: Callable[[], bool]) -> None:
+        """Bring rows of batches ahead to memory as long as the device has not written what is needed, and there are some."""
+        while not is_known() and not self._stops and any(store.work_ahead() for store in self._stores):
+            continue  # ends: when it is known, or all is there
 
     def _find_slots(self, slots: WindowSlots) -> None:
         for windows, number in slots.windows:

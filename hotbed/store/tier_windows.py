@@ -80,6 +80,11 @@ class TierWindows:
         self._in_flight: deque[_WindowInFlight] = deque()
         self.written: Ints = np.zeros(1, dtype=np.int64)
 
+    def is_listed(self, number: int) -> bool:
+        """Whether the device has written the lists of a window."""
+        counts = self._keys[0]
+        return bool(counts[number % counts.shape[0], TAG] == number + 1)
+
     def prepare(self, number: int, num_batches: int, wait: Callable[[Ints, int], None]) -> None:
         """Find slots for the rows of the next window, whose lists the device is about to write; `wait` as `wait_for`."""
         counts, miss_keys, victim_keys = self._keys

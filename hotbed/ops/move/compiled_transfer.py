@@ -157,6 +157,9 @@ class CompiledTransfer:
         if self._device.type == "cuda":
             self._streams = [take_stream(self._device) for _ in range(2)]
             words[[IN, OUT]] = [stream.cuda_stream for stream in self._streams]
+            ready = mark(self._device)  # tags are made on the current stream, and a piece with a wrong one never passes
+            for stream in self._streams:
+                stream.wait_event(ready)
             context = ctypes.c_void_p()
             ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
             words[CONTEXT] = context.value or 0

@@ -75,6 +75,7 @@ _RESUME_MAY_CHANGE = {
     "train.keep_checkpoints",
     "parallel.mode",
     "parallel.local_ranks",
+    "parallel.bind",
     "parallel.timeout",
     "follow.source",  # the files that were trained keep their names
     "follow.checkpoint_minutes",

@@ -228,6 +228,12 @@ class ParallelConfig:
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
     local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun sets it", least=0)
+    bind: bool | str = setting(
+        "auto",
+        "bind ranks to the cores and the memory of the NUMA node of their GPU, or to shares of the cores; auto: where there "
+        "are several NUMA nodes",
+        form=("auto", "true, false or auto"),
+    )
     timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
 
 

@@ -53,6 +53,7 @@ _RESUME_MAY_CHANGE = {
     "tables.hbm",
     "tables.memory",
     "tables.ssd",
+    "tables.staging",
     "tables.policy",
     "tables.window",
     "tables.look_ahead",

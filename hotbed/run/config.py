@@ -113,6 +113,12 @@ class TablesConfig:
     hbm: str = setting("", "device memory for rows and their index, e.g. 2GiB, instead of a share", amount=True)
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
     ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
+    staging: str = setting(
+        "",
+        "most host memory for rows on their way to the cache and back, e.g. 256MiB; CUDA takes as much on the device; "
+        "not given: what the largest window needs",
+        amount=True,
+    )
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
     warmup: float = setting(
         0.0,

@@ -112,6 +112,10 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
         problems.append(
             "tables.memory: is for the rows behind a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
         )
+    if tables.staging and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
+        problems.append(
+            "tables.staging: is for rows on their way to a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
+        )
     if tables.warmup and not (tables.cache or tables.hbm or tables.dynamic):
         problems.append("tables.warmup: is the share of a cache; give --cache or --hbm (tables.cache or hbm) too")
     if tables.ssd and not tables.memory:

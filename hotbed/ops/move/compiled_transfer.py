@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
-from hotbed.host.devices import pinned_empty
+from hotbed.host.devices import pinned_empty, with_spare
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
@@ -87,10 +87,17 @@ class WindowBuffers(NamedTuple):
 
 
 class CompiledTransfer:
-    """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group."""
+    """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group; `most` of one window."""
 
-    def __init__(self, records: Tensor, state: Any, lists: tuple[Tensor, Tensor, Tensor], device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self,
+        records: Tensor,
+        state: Any,
+        lists: tuple[Tensor, Tensor, Tensor],
+        device: torch.device,
+        most: int | None = None,
+    ) -> None:
+        self._device, self._most = device, most
         self._records = records
         self._width = records.shape[1]
         self._arrays = [part.numpy() for part in lists]  # counts, keys of misses, keys of victims, by window
@@ -215,9 +222,8 @@ class CompiledTransfer:
         """Larger buffers, on request. Called again after an interrupt, it must not replace those the thread knows."""
         need, s = int(self._words[NEED]), int(self._words[NEED_SLOT])
         if self._words[SLOT0 + s * SLOT_WORDS + CAP] < need:
-            self._slots[s] = self._new_buffers(
-                need + need // 4
-            )  # nothing is under way in it: its last window is written
+            # nothing is under way in it: its last window is written
+            self._slots[s] = self._new_buffers(with_spare(need, self._most))
             free = mark(self._device)  # the memory is new to the host, and the device may have to use it still
             for stream in self._streams:
                 stream.wait_event(free)

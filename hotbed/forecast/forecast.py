@@ -117,7 +117,9 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     replicas = replicas_of(request, rooms)
     parts[1:1], notes, problems = replicas.parts, notes + replicas.notes, problems + replicas.problems
     problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
-    wires = wires_of(dataset, shape, request.sketch, request.world, model) if request.world > 1 else None
+    wires, once = None, config.parallel.once_per_node
+    if request.world > 1:
+        wires = wires_of(dataset, shape, request.sketch, request.world, model, once_per_node=once)
     known = None if problems else _calibration(request)
     speed = None
     if known is not None:

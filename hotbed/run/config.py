@@ -233,6 +233,10 @@ class ParallelConfig:
     traffic: str = setting(
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
+    once_per_node: bool = setting(
+        False,
+        "a row that several ranks of a machine request crosses to it once, for mode sharded; sums of gradients round otherwise",
+    )
     local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun sets it", least=0)
     bind: bool | str = setting(
         "auto",

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.ops.partition import partition_by_owner
 from hotbed.parallel.mesh import Link, Mesh
 
 
@@ -107,11 +108,11 @@ def merge_in_node(mesh: Mesh, keys: Tensor, routing: RowRouting, num_keys: int) 
     held = _first_hop(mesh, keys, routing)
     nodes = torch.arange(mesh.nodes, device="cpu").repeat(mesh.local)
     nodes = torch.repeat_interleave(nodes, routing.held.reshape(-1)).to(held.device)
-    names, places = torch.unique(held.to(torch.int64) + nodes * num_keys, return_inverse=True)  # by node, then by key
-    send = torch.bincount(names // num_keys, minlength=mesh.nodes).cpu()
-    receive = swap_counts(mesh.across, send.view(-1, 1), held.device).view(-1)
-    merged = NodeMerge(places, routing.held.sum(1).tolist(), send.tolist(), receive.tolist())
-    crossed = mesh.across.all_to_all((names % num_keys).to(keys.dtype), merged.send, merged.receive)
+    names = held.to(torch.int64) + nodes * num_keys
+    found = partition_by_owner(names, None, lambda keys, _: keys // num_keys, mesh.nodes)
+    receive = swap_counts(mesh.across, torch.tensor(found.counts, device="cpu").view(-1, 1), held.device).view(-1)
+    merged = NodeMerge(found.places, routing.held.sum(1).tolist(), found.counts, receive.tolist())
+    crossed = mesh.across.all_to_all((found.keys % num_keys).to(keys.dtype), merged.send, merged.receive)
     return routing._replace(merged=merged), crossed
 
 

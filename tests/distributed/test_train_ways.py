@@ -48,6 +48,16 @@ def test_ranks_bound_to_shares_of_the_cores_end_alike_and_it_is_said_once(sharde
     assert text.count(said) == 1
 
 
+def test_rows_that_cross_once_train_a_run(tmp_path):
+    ends = []
+    for once in ("false", "true"):
+        sets = "parallel.local_ranks=2", "tables.cache=0.5", f"parallel.once_per_node={once}"
+        trained(tmp_path / once, *sets, world=4)
+        ends.append([line["loss"] for line in end_of(tmp_path / once)["lines"] if "loss" in line])
+    assert ends[0]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)  # sums of gradients round otherwise
+
+
 def test_replicas_that_do_not_fit_are_refused_before_training(tmp_path):
     given = [
         part
@@ -79,13 +89,17 @@ def test_mistakes_are_reported_together():
 
 
 def test_what_ranks_cannot_do_is_reported_together():
-    given = {"parallel": {"mode": "replicated", "local_ranks": 2}, "tables": {"decay_scope": "table"}}
+    given = {
+        "parallel": {"mode": "replicated", "local_ranks": 2, "once_per_node": True},
+        "tables": {"decay_scope": "table"},
+    }
     problems = rank_problems(read_tree(given | {"data": {"batch_size": 2}}), World(0, 3))
     assert [one.partition(":")[0] for one in problems] == [
         "data.batch_size",
         "data.eval_batch_size",
         "parallel.local_ranks",
         "parallel.mode",
+        "parallel.once_per_node",
     ]
     assert "must divide the 3 ranks, not 2" in problems[2]
     assert rank_problems(read_tree(given), World(0, 1)) == [], "one process makes no use of it"

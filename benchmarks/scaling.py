@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from benchmarks.cluster import model
 from benchmarks.cluster.points import WAYS as CLUSTER_WAYS
+from benchmarks.wire import ONCE
 from benchmarks.workload import KAGGLE_ROWS
 from hotbed.forecast.network import Cluster, Exchanges, Group, dense, plain, replicated, sharded, zipf
 from hotbed.forecast.step_time import (
@@ -111,7 +112,7 @@ def measured_table() -> str:
     lines = []
     for row in rows_of("wire.csv"):
         nodes, sent = int(row["nodes"]), int(row["in_node"]) + int(row["across"])
-        bags = f", bags of {row['bag']}: {row['way']}" if row["bag"] != "1" else ""
+        bags = f", bags of {row['bag']}: {row['way']}" if row["bag"] != "1" else ", once a node" * (row["way"] == ONCE)
         cells = [row["trace"] + bags, row["order"], f"{nodes} x {int(row['ranks']) // nodes}"]
         cells += [f"{int(row['batch_per_rank']):,}", row["dim"], row["traffic"], f"{int(row['lookups']):,}"]
         cells += [f"{float(row['distinct']):,.0f}", f"{sent / 1e3:,.0f}", f"{float(row['forecast_over_counted']):.3f}"]

@@ -2,7 +2,7 @@
 
 Four Gloo ranks with one thread each look up and train the same samples, real logs and Zipf 1.05; counted is what the ranks
 hand to each other, keys, rows, gradients and the numbers that say how much comes, in the mean over steps and ranks. Bags go
-by rows, in parts that their owners pool, and as ShardedTables chooses (`way`). Beside it:
+by rows, in parts that their owners pool, and as ShardedTables chooses (`way`); "once a node" is once_per_node. Beside it:
 
     forecast      what hotbed/forecast/network.py expects from id frequencies alone
     plain         an all-to-all of every lookup: 8 bytes of id to the owner of the row, the row back, its gradient there.
@@ -47,6 +47,7 @@ from hotbed.parallel.sharded import ShardedTables
 WORLD, SEED, ZIPF = 4, 0, 1.05
 HALF, NEAR = 0.5, 0.03
 WAYS = {"never": "rows", "always": "parts", "auto": "chosen"}
+ONCE = "once a node"
 WHOLE = 1 << 20  # samples shuffled together: more than any of these logs has
 
 
@@ -63,9 +64,16 @@ class Case:
     traffic: str = "fp32"
     bag: int = 1  # ids of one sample and feature
     pooled: str = "auto"  # of ShardedTables
+    once: bool = False  # once_per_node of ShardedTables
+
+    @property
+    def way(self) -> str:
+        """How rows or bags travel."""
+        return ONCE if self.once else WAYS[self.pooled] if self.bag > 1 else "rows"
 
     def __str__(self) -> str:
         what = f"{self.trace} {self.order} batch={self.batch} dim={self.dim} nodes={self.nodes} {self.traffic}"
+        what += f" {ONCE}" if self.once else ""
         return what if self.bag == 1 else f"{what} bag={self.bag} {WAYS[self.pooled]}"
 
 
@@ -79,12 +87,14 @@ REAL = [
 ] + [
     Case("gowalla", "blocks", 4096, 6),
     Case("criteo", "shuffled", 1024, 4, nodes=2),
+    Case("criteo", "shuffled", 1024, 4, nodes=2, once=True),
     Case("criteo", "shuffled", 1024, 4, traffic="bf16"),
 ]
 MADE = [
     Case("zipf", "drawn", 4096, 3),
     Case("zipf", "drawn", 16384, 2),
     Case("zipf", "drawn", 4096, 2, nodes=2),
+    Case("zipf", "drawn", 4096, 2, nodes=2, once=True),
     Case("zipf small", "drawn", 2048, 2, dim=128),
     *(Case("zipf bags", "drawn", 1024, 2, dim=32, bag=20, pooled=pooled) for pooled in WAYS),
     *(Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, pooled=pooled) for pooled in WAYS),
@@ -127,7 +137,7 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
     value = 4 if case.traffic == "fp32" else 2
     group = Group(samples.frequencies, case.dim, value_bytes=value)
     cluster, way = Cluster(case.nodes, WORLD // case.nodes), cast(Any, case.pooled)
-    forecast = sharded(cluster, [group], case.batch, pooled=way).total
+    forecast = sharded(cluster, [group], case.batch, pooled=way, once_per_node=case.once).total
     bags = case.batch * len(samples.rows)
     vectors = 2 * case.dim * value
     plain = mean["remote_lookups"] * (8 + vectors)
@@ -143,7 +153,7 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
         "steps": case.steps,
         "dim": case.dim,
         "traffic": case.traffic,
-        "way": WAYS[case.pooled] if case.bag > 1 else "rows",
+        "way": case.way,
         "lookups": bags * case.bag,
         "distinct": round(mean["distinct"], 1),
         "forecast_distinct": round(group.distinct(case.batch), 1),
@@ -169,7 +179,7 @@ def misses_bar(row: dict[str, Any]) -> bool:
 def count_case(case: Case, ids: NDArray[np.int64], rows: tuple[int, ...]) -> dict[str, float]:
     """Per step, on this rank."""
     mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
-    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled)
+    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled, case.once)
     shard, base = Shard(mesh.rank, WORLD), np.cumsum([0, *rows[:-1]])
     found = {"in_node": 0.0, "across": 0.0, "distinct": 0.0, "remote_lookups": 0.0}
     for step in range(case.steps):
@@ -189,9 +199,10 @@ def check_ranks() -> None:
     rows, rank, share = (1000, 77, 3), dist.get_rank(), 64
     ids = torch.stack(batches(rows, share * WORLD, 3, seed=5))
     bags = ids.view(3, -1, 8, len(rows)).transpose(2, 3).reshape(3, -1, 8 * len(rows))
-    for pooled in WAYS:
-        tables = _tables(rows, 8, Mesh(nodes=1, local=WORLD), "fp32", pooled)
-        alone = hotbed.EmbeddingTables({f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}, SGD(lr=0.5))
+    for pooled, once in (*((pooled, False) for pooled in WAYS), ("never", True)):
+        tables = _tables(rows, 8, Mesh(2, WORLD // 2) if once else Mesh(1, WORLD), "fp32", pooled, once)
+        declared = {f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}
+        alone = hotbed.EmbeddingTables(declared, SGD(lr=0.5), independent=True)
         for given, bag in ((ids, 1), (bags, 8)):
             for step in given:
                 _train(tables, step[rank * len(step) // WORLD : (rank + 1) * len(step) // WORLD], bag)
@@ -201,9 +212,10 @@ def check_ranks() -> None:
             raise SystemExit(f"four ranks do not train what one does, with pooled={pooled!r}; nothing is counted")
 
 
-def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any = "auto") -> ShardedTables:
+def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any, once: bool) -> ShardedTables:
     declared = {f"C{i}": hotbed.Table(n, dim) for i, n in enumerate(rows)}
-    return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", traffic=traffic, pooled=pooled)
+    options: dict[str, Any] = {"traffic": traffic, "pooled": pooled, "once_per_node": once}
+    return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", **options)
 
 
 def _train(tables: hotbed.EmbeddingTables, ids: torch.Tensor, bag: int) -> None:

@@ -40,6 +40,7 @@ EXAMPLES = {
     "explain": "hotbed explain runs/mine --table ad --value a7",
     "verify": "hotbed verify --data mydata --steps 5",
     "bench": "hotbed bench --device cpu --rows-scale 0.001 --batch-size 64 --dim 8 --mlp 0 --cache 30% --steps 10",
+    "topo": "hotbed topo",
     "top": "hotbed top runs/demo",
     "checkpoint list": "hotbed checkpoint list runs/mine",
     "checkpoint verify": "hotbed checkpoint verify runs/mine",

@@ -26,7 +26,7 @@ for text in TEXTS.values():
     for parameter in text.parameters:
         BY_NAME.setdefault(parameter.name.rstrip("."), []).append((text.name, parameter))
 WRITE_NOTHING = {"evaluate", "models", "data describe", "data list", "plan", "simulate", "explain", "verify", "bench",
-                 "top", "checkpoint list", "checkpoint verify", "checkpoint diff", "serve"}  # fmt: skip
+                 "topo", "top", "checkpoint list", "checkpoint verify", "checkpoint diff", "serve"}  # fmt: skip
 
 
 def single(parameter):

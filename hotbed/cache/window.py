@@ -48,9 +48,13 @@ def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bo
     return next(stride for stride in range(1, far + 1) if most_ahead(stride) >= far), far
 
 
-def window_length(num_keys: Sequence[int], num_slots: int, given: int | None) -> int:
-    """Of the batches that wait, the number the next window takes; at least one, at most `given` where it is given."""
+def window_length(num_keys: Sequence[int], num_slots: int, given: int | None, staged: int | None = None) -> int:
+    """Of the batches that wait, the number the next window takes; at least one, at most `given` where it is given.
+
+    `staged`: rows that can be on their way for one window, where a budget limits them. All of a window's may be.
+    """
     room = num_slots if given else int(_SHARE * num_slots)
+    room = room if staged is None else min(room, staged)
     most = given or MOST_BATCHES
     total = length = 0
     for count in num_keys[:most]:

@@ -66,6 +66,9 @@ COMMANDS = {
     "bench": Command(
         "hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch.", UNDERSTAND
     ),
+    "topo": Command(
+        "hotbed.cli.topo", "topo_command", "Show NUMA nodes, GPUs and links, and what ranks get of them.", UNDERSTAND
+    ),
     "top": Command("hotbed.cli.top", "top_command", "Watch runs while they train.", OPERATE),
     "checkpoint": Command(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run.", OPERATE

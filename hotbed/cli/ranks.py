@@ -26,6 +26,7 @@ from hotbed.errors import HotbedError, RankError, exit_code_of
 
 if TYPE_CHECKING:
     from hotbed.host.threads import CoreShare
+    from hotbed.host.topology import Placement
     from hotbed.parallel.world import Heartbeat, World
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
@@ -49,7 +50,9 @@ class TorchrunRanks:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.pulse: Heartbeat | None = None
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))  # 0: who started the ranks did not say
         self.cores: CoreShare | None = None  # if this process uses more than torchrun's one thread
+        self.placement: Placement | None = None  # of the ranks of this machine
         self._store: Any = None
         self._lasting: Any = None  # outlives a restart
         if self.size > 1:
@@ -71,9 +74,8 @@ class TorchrunRanks:
         self._lasting = _lasting_store(wait)
         self.pulse = Heartbeat(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
 
-    def connect(self, device: str, timeout: float) -> World:
-        """Create the process groups and take this rank's share of the cores; `device` as in the settings."""
-        from hotbed.host.threads import share_cores
+    def connect(self, device: str, timeout: float, bind: bool | str = False) -> World:
+        """Create the process groups and take this rank's share of the machine; `device` and `bind` as in the settings."""
         from hotbed.parallel.world import ALONE, World
 
         if self.pulse is None:
@@ -81,7 +83,6 @@ class TorchrunRanks:
         import torch
         import torch.distributed as dist
 
-        self.cores = share_cores()
         self.pulse.timeout = timeout
         self.pulse.enter("connecting")
         on_cuda = device == "cuda" or (
@@ -92,7 +93,30 @@ class TorchrunRanks:
         latest = timedelta(seconds=timeout * _AFTER[0] + _AFTER[1])
         backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=latest)
-        return World(self.rank, self.size, dist.new_group(backend="gloo", timeout=latest), self.pulse)
+        world = World(self.rank, self.size, dist.new_group(backend="gloo", timeout=latest), self.pulse)
+        self._settle(world, device if device.startswith("cuda:") else "cuda" if on_cuda else "cpu", bind)
+        return world
+
+    def _settle(self, world: World, device: str, bind: bool | str) -> None:
+        """Take cores, memory and threads; all ranks do so together, because one that was given others changes the choice."""
+        from hotbed.host.threads import share_cores
+        from hotbed.host.topology import bind_process, find_gpus, find_machine, given_cores, place_ranks
+
+        node = os.environ.get("GROUP_RANK", "0")
+        given = world.gather((node, given_cores()))
+        if not self.local_size:
+            self.cores = share_cores()
+            return
+        number = int(device[5:]) if device.startswith("cuda:") else None
+        gpus = [rank if number is None else number for rank in range(self.local_size)] if device != "cpu" else None
+        is_apart = len({cores for at, cores in given if at == node}) > 1
+        machine = find_machine(find_gpus() if gpus is not None else ())
+        placement = place_ranks(machine, self.local_size, gpus=gpus, bind=bind, given_apart=is_apart)
+        place = placement.ranks[self.local_rank]
+        self.cores = share_cores(place.threads)
+        refused = bind_process(place) if placement.bound else ""
+        said = [f"; rank {rank}: {text}" for rank, text in enumerate(world.gather(refused)) if text]
+        self.placement = placement._replace(why=placement.why + "".join(said))
 
     @property
     def run(self) -> str:

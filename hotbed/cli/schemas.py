@@ -253,6 +253,71 @@ SCHEMAS: dict[str, Schema] = {
             )
         }
     ),
+    "topo": _object(
+        {
+            "machines": _list(
+                _object(
+                    {
+                        "host": _is("string", "Its name."),
+                        "numa_nodes": _list(
+                            _object(
+                                {
+                                    "number": _COUNT,
+                                    "cores": _list(_COUNT, "Cores that this process may use."),
+                                    "memory": _is("integer", "Bytes."),
+                                }
+                            ),
+                            "Cores that are equally near to some memory.",
+                        ),
+                        "gpus": _list(
+                            _object(
+                                {
+                                    "number": _COUNT,
+                                    "name": _TEXT,
+                                    "address": _is("string", "On the PCI bus; empty if it is unknown."),
+                                    "node": _is("integer|null", "Its NUMA node; null if it is unknown."),
+                                }
+                            ),
+                            "CUDA devices.",
+                        ),
+                        "ranks": _list(
+                            _object(
+                                {
+                                    "cores": _list(_COUNT, "Cores of the rank."),
+                                    "node": _is("integer|null", "NUMA node for its memory; null: any."),
+                                    "threads": _COUNT,
+                                    "gpu": _is("integer|null", "Its GPU; null on a CPU."),
+                                }
+                            ),
+                            "What each local rank gets.",
+                        ),
+                        "bound": _is("boolean", "Whether ranks are bound to their cores, by parallel.bind=auto."),
+                        "why": _is("string", "Why, or why not."),
+                    }
+                ),
+                "The machines of the ranks.",
+            ),
+            "mesh": _object(
+                {
+                    "nodes": _COUNT,
+                    "local_ranks": _COUNT,
+                    "hops": _is("integer", "Of an exchange of rows between all ranks: 1 or 2."),
+                },
+                about="How ranks are laid out.",
+            ),
+            "links": {
+                "type": ["object", "null"],
+                "description": "What was measured; null for a single process.",
+                "properties": {
+                    "bytes_per_s": _list(_is("array", ""), "For each rank, its rate to every rank; null to itself."),
+                    "exchange": _is(
+                        "object", "An exchange of num_bytes a rank between all: seconds in one hop and in two."
+                    ),
+                },
+                "required": ["bytes_per_s"],
+            },
+        }
+    ),
     "top": _object(
         {
             "runs": _list(

@@ -53,6 +53,7 @@ _RESUME_MAY_CHANGE = {
     "tables.hbm",
     "tables.memory",
     "tables.ssd",
+    "tables.staging",
     "tables.policy",
     "tables.window",
     "tables.look_ahead",
@@ -75,6 +76,7 @@ _RESUME_MAY_CHANGE = {
     "train.keep_checkpoints",
     "parallel.mode",
     "parallel.local_ranks",
+    "parallel.bind",
     "parallel.timeout",
     "follow.source",  # the files that were trained keep their names
     "follow.checkpoint_minutes",

@@ -62,12 +62,13 @@ def train_run(
     from hotbed.train.warm_start import source_of, start_from
 
     config = with_source(config)
-    world = ranks.connect(config.train.device, config.parallel.timeout)
+    world = ranks.connect(config.train.device, config.parallel.timeout, config.parallel.bind)
     fresh = default_run(config.model.name, config.data.path)
     start = world.from_first(ranks.start(requested, fresh) if world.is_first else None)
     run_folder, quiet = start.run, options.quiet or not world.is_first
-    if ranks.cores is not None and not quiet:
-        _say(str(ranks.cores))
+    for choice in (ranks.cores, ranks.placement):
+        if choice is not None and not quiet:
+            _say(str(choice))
     entries = None if options.source is None or start.resume else source_of(local_copy(options.source), run_folder)
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)

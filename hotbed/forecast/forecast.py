@@ -7,8 +7,10 @@ times, and the network of several ranks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hotbed.cache import look_ahead_for, window_length
@@ -23,11 +25,12 @@ from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.step_time import StepJob, StepSpeed, Wires, speed_of, wires_of
 from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_memory
 from hotbed.host.devices import pick_device
+from hotbed.host.memory import in_words, parse_bytes, typed
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.store import tiered
 from hotbed.store.ssd.format import RECORD_HEAD
-from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes, with_some_to_spare
 from hotbed.tables.sizing.fit import BatchSample, model_problems, table_problems, too_small
 from hotbed.train.build import model_of
 
@@ -103,17 +106,20 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     traffic, notes = None, []
     num_slots = room.num_slots if room is not None else None
     if num_slots is not None and room is not None:
-        small = _too_small(request, rooms)
+        small = _too_small(request, rooms) + _too_much_to_move(request, rooms, device.type == "cuda")
         problems += small
         if not small:
-            traffic = add_traffic([_traffic(request, number, one) for number, one in enumerate(rooms)])
+            cuda = device.type == "cuda"
+            traffic = add_traffic([_traffic(request, number, one, cuda) for number, one in enumerate(rooms)])
             notes += _notes(traffic, request)
     shape = _shape(request, is_needed=num_slots is not None)
     parts = _parts(request, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
     replicas = replicas_of(request, rooms)
     parts[1:1], notes, problems = replicas.parts, notes + replicas.notes, problems + replicas.problems
     problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
-    wires = wires_of(dataset, shape, request.sketch, request.world, model) if request.world > 1 else None
+    wires, once = None, config.parallel.once_per_node
+    if request.world > 1:
+        wires = wires_of(dataset, shape, request.sketch, request.world, model, once_per_node=once)
     known = None if problems else _calibration(request)
     speed = None
     if known is not None:
@@ -124,13 +130,14 @@ def make_forecast(request: ForecastRequest) -> Forecast:
             except StoreError as error:
                 notes.append(f"speed: without the ssd, since {error}")
         speed = speed_of(known, traffic, job)
-        parts += _measured_parts(known, shape, memory.model_bytes(model))
+        parts += _measured_parts(known, request, shape, memory.model_bytes(model))
     setting = {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
         "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
         "device": str(device), "world": request.world, "rows": request.sketch.amounts.rows * request.world,
         "slots": num_slots, "record_bytes": request.sketch.amounts.record, "hbm": config.tables.hbm,
         "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
+        "staging": config.tables.staging,
     }  # fmt: skip
     return Forecast(
         setting,
@@ -186,14 +193,30 @@ def _too_small(request: ForecastRequest, rooms: list[Room]) -> list[str]:
     ]
 
 
+def _too_much_to_move(request: ForecastRequest, rooms: list[Room], cuda: bool) -> list[str]:
+    """Batches whose rows cannot be on their way together."""
+    each = staged_row_bytes(request.sketch.amounts.record, "cuda" if cuda else "cpu")
+    problems = []
+    for seen, room in zip(request.seen, rooms):
+        most, needed = memory.staged_rows(room, cuda), seen.replay.trace.most_keys
+        if most is not None and needed > most:
+            enough = typed(math.ceil(with_some_to_spare(needed) * each / room.staging_part))
+            problems.append(
+                f"tables.staging: {request.config.tables.staging} has room for {most:,} rows on their way ({in_words(each)} "
+                f"each), and a batch needs {needed:,}. Take {enough} or more, or smaller batches (--batch-size)"
+            )
+    return problems
+
+
 def _is_cache(room: Room) -> bool:
     """Whether memory over an ssd is the cache."""
     return room.place.folder is not None and not room.place.memory_slots
 
 
-def _traffic(request: ForecastRequest, number: int, room: Room) -> RowTraffic:
+def _traffic(request: ForecastRequest, number: int, room: Room, cuda: bool) -> RowTraffic:
     """The traffic of one group."""
     course, seen, num_slots = request.course, request.seen[number], room.num_slots or 0
+    course = course._replace(ahead=course.ahead._replace(staged=memory.staged_rows(room, cuda)))
     traffic = simulate_run(seen, num_slots, course)
     if room.place.folder is None:
         return traffic
@@ -247,13 +270,41 @@ def _parts(
         parts += [MemoryPart("device", "rows in the cache", slots * amounts.record, True)]
         parts += [MemoryPart("device", "index of the cache", index, ahead.bounded and not cuda)]
         far = memory.batches_ahead(slots, shape, ahead)
-        parts += _below(request, room)
+        parts += _below(request, room) + _in_transit(request, room, shape, cuda)
     where = "device" if cuda else "memory"
     far = min(far, request.num_batches)  # not beyond the epoch
     parts.append(MemoryPart(where, "batches ahead", far * memory.batch_bytes(shape), False))
     parts.append(MemoryPart("device", "vectors and gradients", memory.vector_bytes(shape), False))
     parts.append(MemoryPart("device", "model and its optimizer", dense, True))
     return parts
+
+
+def _in_transit(request: ForecastRequest, room: Room, shape: BatchShape, cuda: bool) -> list[MemoryPart]:
+    """Buffers of rows on their way, and on CUDA of the planner: outside of the other budgets."""
+    parts, record, given = [], request.sketch.amounts.record, request.config.tables
+    if not memory.is_direct(room, cuda):
+        budget = float(parse_bytes(given.staging, "tables.staging")) if given.staging else None
+        moved = memory.transit_bytes(_first_window(request, room, shape, cuda), record, cuda)
+        for tier in ("memory", "device") if cuda else ("memory",):
+            num_bytes = moved if budget is None else min(budget, moved)
+            if cuda and tier == "memory":
+                num_bytes = memory.pinned_bytes(num_bytes, is_compiled=request.world == 1)
+            parts.append(MemoryPart(tier, memory.ON_THEIR_WAY, num_bytes, False))
+    if cuda and request.world == 1:
+        key_bytes = 4 if request.sketch.amounts.rows < 1 << 31 else 8
+        on_device, on_host = memory.planner_bytes(shape, room.num_slots or 0, given.window or None, key_bytes=key_bytes)
+        parts.append(MemoryPart("device", "planner", on_device, False))
+        parts.append(MemoryPart("memory", "lists of the planner", on_host, False))
+    return parts
+
+
+def _first_window(request: ForecastRequest, room: Room, shape: BatchShape, cuda: bool) -> int:
+    """Distinct rows of the first window: an empty cache misses them all."""
+    trace, slots = request.replay.trace, room.num_slots or 0
+    num_keys = np.diff(trace.offsets[:31]).tolist()
+    staged = memory.staged_rows(room, cuda)
+    length = window_length(num_keys, slots, request.config.tables.window or None, staged) if num_keys else 0
+    return int(np.unique(trace.keys[: trace.offsets[length]]).size)
 
 
 def _below(request: ForecastRequest, room: Room) -> list[MemoryPart]:
@@ -277,11 +328,15 @@ def _below(request: ForecastRequest, room: Room) -> list[MemoryPart]:
     return parts
 
 
-def _measured_parts(known: Calibration, shape: BatchShape, dense: int) -> list[MemoryPart]:
+def _measured_parts(known: Calibration, request: ForecastRequest, shape: BatchShape, dense: int) -> list[MemoryPart]:
     """CUDA: what kernels and the model take in addition to the known parts, which were present in the measurement."""
     if not known.peak_bytes:
         return []
     there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
+    if is_cached(request.sketch):  # it had a cache for one batch, and windows of one
+        slots, record = request.replay.trace.most_keys, request.sketch.amounts.record
+        there += memory.planner_bytes(shape, slots, None, key_bytes=4)[0]
+        there += memory.transit_bytes(slots, record, cuda=True)
     return [MemoryPart("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
 
 

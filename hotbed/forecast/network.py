@@ -169,16 +169,33 @@ def together(*parts: SentBytes) -> SentBytes:
     return SentBytes(sum(part.in_node for part in parts), sum(part.across for part in parts))
 
 
-def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
+def sharded(
+    cluster: Cluster,
+    groups: Sequence[Group],
+    batch: float,
+    *,
+    pooled: Pooled = "auto",
+    once_per_node: bool = False,
+) -> Exchanges:
     """Keys go to their owners; rows, or pooled parts of bags, come back; their gradients return.
 
-    For rows every distinct key of a rank's batch goes once, for parts every lookup; `pooled` is that of ShardedTables.
+    For rows every distinct key of a rank's batch goes once, for parts every lookup; `pooled` and `once_per_node` are those of
+    ShardedTables. With the latter, a row crosses to a node once for all of its ranks.
     """
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
+    is_merged = once_per_node and cluster.nodes > 1 < cluster.local
     for group in groups:
-        demand = group.demand(cluster.size, batch, pooled)
-        settling.append(all_to_all(cluster, demand.keys * group.key_bytes))
-        rows.append(all_to_all(cluster, demand.vectors * group.row_bytes))
+        demand = group.demand(cluster.size, batch, "never" if is_merged else pooled)
+        keys, vectors = (
+            all_to_all(cluster, num_bytes)
+            for num_bytes in (demand.keys * group.key_bytes, demand.vectors * group.row_bytes)
+        )
+        if is_merged:
+            crossing = group.distinct(batch * cluster.local) / cluster.local * _others(cluster.nodes)
+            keys = keys._replace(across=crossing * group.key_bytes + _COUNT * (cluster.nodes - 1))
+            vectors = vectors._replace(across=crossing * group.row_bytes)
+        settling.append(keys)
+        rows.append(vectors)
     return Exchanges(together(*settling), together(*rows), together(*rows))
 
 

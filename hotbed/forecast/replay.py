@@ -60,6 +60,7 @@ class LookAhead(NamedTuple):
     window: int | None = None
     look_ahead: int | None = None  # 0 is the plain loop, without look-ahead
     bounded: bool = False  # the cache is a budget in bytes, which limits the batches in its index
+    staged: int | None = None  # rows of a window that may be on their way; None: not limited
 
 
 AUTOMATIC = LookAhead()
@@ -188,7 +189,7 @@ class CacheReplay:
             length = 1
             if not plain:
                 waiting = num_keys[planned : planned + min(known, AHEAD_BITS)]
-                length = window_length(waiting, num_slots, ahead.window)
+                length = window_length(waiting, num_slots, ahead.window, ahead.staged)
             if self.cells is not None:
                 arrived = self._arrive(arrived, min(planned + max(known, 1), self._num_batches))
             self._plan(planned, planned + length, stride, 0 if plain else min(planned + known, self._num_batches))

@@ -166,13 +166,16 @@ class Wires(NamedTuple):
     seconds: float  # that nothing hides
 
 
-def wires_of(dataset: Dataset, shape: BatchShape, found: Sketch, world: int, model: nn.Module) -> Wires:
+def wires_of(
+    dataset: Dataset, shape: BatchShape, found: Sketch, world: int, model: nn.Module, *, once_per_node: bool = False
+) -> Wires:
     """Rows sharded over ranks."""
     local = min(world, _LOCAL)
     cluster = Cluster(-(-world // local), local)
     frequencies = read_frequencies(dataset)
     key_bytes = 4 if found.amounts.rows * world < 2**31 else 8
-    exchanges = sharded(cluster, [Group(frequencies, shape.width, key_bytes)], shape.samples)
+    group = Group(frequencies, shape.width, key_bytes)
+    exchanges = sharded(cluster, [group], shape.samples, once_per_node=once_per_node)
     weights = dense(cluster, sum(one.numel() for one in model.parameters()))
     fabric = Fabric(NVLINK, network(_NETWORK))
     time = sharded_time(cluster, fabric, Work(0.0, 0.0, 4e12), exchanges, DenseSum(weights))

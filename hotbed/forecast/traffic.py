@@ -228,7 +228,7 @@ def _as_far(trace: Trace, num_slots: int, ahead: LookAhead) -> LookAhead:
     """The look-ahead of the run's cache, which the few rows of a small batch would not give as well."""
     num_keys = np.diff(trace.offsets)
     far = look_ahead_for(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
-    return LookAhead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
+    return LookAhead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window, ahead.staged), far)
 
 
 def _extrapolated(figures: list[float], sample: _SampleResult, ends: _Ends) -> tuple[list[float], float]:

@@ -63,3 +63,10 @@ def pinned(tensor: Tensor) -> Tensor:
     """A page-locked copy of a tensor on the host."""
     with RECORDING:
         return tensor.pin_memory()
+
+
+def with_spare(num_rows: int, most: int | None) -> int:
+    """Rows of a buffer that has to hold so many: a quarter more, so that it seldom grows, up to `most`."""
+    assert most is None or num_rows <= most, f"{num_rows} rows are on their way, and {most} are allowed"
+    spare = num_rows + num_rows // 4
+    return spare if most is None else min(spare, most)

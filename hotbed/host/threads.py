@@ -39,8 +39,8 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def share_cores() -> CoreShare | None:
-    """Take cores / local ranks threads where torchrun has chosen one; None where nothing changes."""
+def share_cores(threads: int = 0) -> CoreShare | None:
+    """Take `threads`, else cores / local ranks threads, where torchrun has chosen one; None where nothing changes."""
     import torch  # late: the command line reads and writes files without it
 
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -48,7 +48,7 @@ def share_cores() -> CoreShare | None:
         return None
     if os.environ.get(_NAME) != "1" or torch.get_num_threads() != 1 or _is_users_choice():
         return None
-    share = CoreShare(max(1, num_cores() // local_ranks), num_cores(), local_ranks)
+    share = CoreShare(threads or max(1, num_cores() // local_ranks), num_cores(), local_ranks)
     if share.threads == 1:
         return None
     torch.set_num_threads(share.threads)

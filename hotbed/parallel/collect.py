@@ -6,6 +6,9 @@ local - 1 + nodes - 1 others, and rows for one node travel as one message; the p
 inside the node. Both give the same rows in the same order. The numbers of rows are exchanged once, as a RowRouting; rows then
 travel along it in both directions, as often as needed.
 
+`merge_in_node`: rows that several ranks of a node request of the same owner cross to the node once. The rank between the two
+hops requests them for all, hands each to who wants it, and adds what goes to the owner in the order of the local ranks.
+
 `gather`: [n_r, ...] on every rank r -> the rows of all ranks in their order, the same on each. Ranks may have different
 numbers of rows, known to all; each sends as many as the one with most. With several nodes and several ranks per node, rows
 cross between nodes once, to the rank with the same local rank, and are then gathered in the node.
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.ops.partition import partition_by_owner
 from hotbed.parallel.mesh import Link, Mesh
 
 
@@ -29,6 +33,7 @@ class RowRouting(NamedTuple):
     send: list[int]  # [W] rows to each rank
     receive: list[int]  # [W] rows from each rank
     held: Tensor | None = None  # int64 [L, N], with two hops: rows of each local rank of this node for each node
+    merged: NodeMerge | None = None  # with two hops: rows that cross once, whoever wants them
 
     @property
     def num_sent(self) -> int:
@@ -36,7 +41,24 @@ class RowRouting(NamedTuple):
 
     @property
     def num_received(self) -> int:
-        return sum(self.receive)
+        return sum(self.receive if self.merged is None else self.merged.receive)
+
+
+class NodeMerge(NamedTuple):
+    """Rows that the ranks of this node request by way of this rank, each once."""
+
+    places: Tensor  # int64, of every held row: its place among the merged ones
+    counts: list[int]  # [L] held rows of each local rank
+    send: list[int]  # [N] merged rows to each node
+    receive: list[int]  # [N] merged rows from each node
+
+    def sums(self, held: Tensor) -> Tensor:
+        """Held rows [H, ...] -> merged rows, added in the order of the local ranks, each of which has a row once."""
+        exact = torch.promote_types(held.dtype, torch.float32)
+        total = held.new_zeros((sum(self.send), *held.shape[1:]), dtype=exact)
+        for places, rows in zip(torch.split(self.places, self.counts), torch.split(held, self.counts)):
+            total.index_add_(0, places, rows.to(exact))
+        return total.to(held.dtype)
 
 
 class ReceivedRows(NamedTuple):
@@ -64,11 +86,34 @@ def carry(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
     """Rows by target rank -> rows by source rank."""
     if routing.held is None:
         return mesh.flat.all_to_all(rows, routing.send, routing.receive)
-    held_LN, (send_NL, receive_NL) = routing.held, _axes(mesh, routing)
-    by_local = _reordered(rows, send_NL)  # by local rank of the target, then by its node
-    held = mesh.in_node.all_to_all(by_local, send_NL.sum(0).tolist(), held_LN.sum(1).tolist())
+    held_LN, held = routing.held, _first_hop(mesh, rows, routing)
+    if routing.merged is not None:
+        return mesh.across.all_to_all(routing.merged.sums(held), routing.merged.send, routing.merged.receive)
+    _, receive_NL = _axes(mesh, routing)
     by_node = _reordered(held, held_LN)  # by node of the target, then by source local rank
     return mesh.across.all_to_all(by_node, held_LN.sum(0).tolist(), receive_NL.sum(1).tolist())
+
+
+def _first_hop(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
+    """Rows by target rank -> rows of this node's ranks, by source local rank, then by node of the target."""
+    assert routing.held is not None, "two hops"
+    send_NL, _ = _axes(mesh, routing)
+    by_local = _reordered(rows, send_NL)  # by local rank of the target, then by its node
+    return mesh.in_node.all_to_all(by_local, send_NL.sum(0).tolist(), routing.held.sum(1).tolist())
+
+
+def merge_in_node(mesh: Mesh, keys: Tensor, routing: RowRouting, num_keys: int) -> tuple[RowRouting, Tensor]:
+    """(the routing with rows merged, keys at their owners by requesting node); keys are below `num_keys`. A collective."""
+    assert routing.held is not None, "two hops"
+    held = _first_hop(mesh, keys, routing)
+    nodes = torch.arange(mesh.nodes, device="cpu").repeat(mesh.local)
+    nodes = torch.repeat_interleave(nodes, routing.held.reshape(-1)).to(held.device)
+    names = held.to(torch.int64) + nodes * num_keys
+    found = partition_by_owner(names, None, lambda keys, _: keys // num_keys, mesh.nodes)
+    receive = swap_counts(mesh.across, torch.tensor(found.counts, device="cpu").view(-1, 1), held.device).view(-1)
+    merged = NodeMerge(found.places, routing.held.sum(1).tolist(), found.counts, receive.tolist())
+    crossed = mesh.across.all_to_all((found.keys % num_keys).to(keys.dtype), merged.send, merged.receive)
+    return routing._replace(merged=merged), crossed
 
 
 def carry_back(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
@@ -76,8 +121,11 @@ def carry_back(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
     if routing.held is None:
         return mesh.flat.all_to_all(rows, routing.receive, routing.send)
     held_LN, (send_NL, receive_NL) = routing.held, _axes(mesh, routing)
-    by_node = mesh.across.all_to_all(rows, receive_NL.sum(1).tolist(), held_LN.sum(0).tolist())
-    held = _reordered(by_node, held_LN.t())
+    if routing.merged is not None:
+        held = mesh.across.all_to_all(rows, routing.merged.receive, routing.merged.send)[routing.merged.places]
+    else:
+        by_node = mesh.across.all_to_all(rows, receive_NL.sum(1).tolist(), held_LN.sum(0).tolist())
+        held = _reordered(by_node, held_LN.t())
     by_local = mesh.in_node.all_to_all(held, held_LN.sum(1).tolist(), send_NL.sum(0).tolist())
     return _reordered(by_local, send_NL.t())
 

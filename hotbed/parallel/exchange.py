@@ -48,6 +48,7 @@ class SharingOptions(NamedTuple):
     traffic: TrafficType
     mode: Mode
     pooled: Pooled
+    once_per_node: bool
 
 
 class RankExchange:
@@ -56,6 +57,9 @@ class RankExchange:
     def __init__(self, tables: EmbeddingTables, ranks: FrontContext, sharing: SharingOptions) -> None:
         self._groups, self._inputs, self._features = tables.groups, tables.group_inputs, tables.features
         self._ranks, self._mode, self._pooled = ranks, sharing.mode, sharing.pooled
+        self._once_per_node = sharing.once_per_node and ranks.mesh.nodes > 1 < ranks.mesh.local
+        if self._once_per_node:
+            self._pooled = "never"  # a sum of a part of a bag is one rank's
         scale = 1.0 if sharing.gradients == "sum" else 1.0 / ranks.mesh.size
         self._sharded = [
             ShardFront(ranks, group, number, scale, sharing.traffic) for number, group in enumerate(self._groups)
@@ -157,7 +161,7 @@ class RankExchange:
         self._ranks.order.meet(what, self._num_calls)
 
     def _settled(self, mesh: Mesh, wanted: list[WantedRows]) -> list[Route]:
-        routes = make_routes(mesh, wanted, self._ranks.mesh)
+        routes = make_routes(mesh, wanted, self._ranks.mesh, once_per_node=self._once_per_node)
         if self._mode == "sharded":
             return routes
         wants, began = [way.wants for way in self._ways], time.perf_counter()

@@ -29,7 +29,15 @@ from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.partition import OwnerPartition, partition_by_owner
 from hotbed.ops.shard import Shard
-from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, make_routings
+from hotbed.parallel.collect import (
+    RowRouting,
+    carry,
+    carry_back,
+    gather,
+    gather_numbers,
+    make_routings,
+    merge_in_node,
+)
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.requests import SMALL, OwnerRequest, WantedRows, make_request
 from hotbed.tables.group.group import TableGroup
@@ -47,7 +55,7 @@ class Route(NamedTuple):
     mesh: Mesh  # that carries vectors
     own: Lookups  # of this rank; slots are places among the vectors that come back
     routing: RowRouting  # vectors that this rank requests of each, and each of this one: rows, or sums of parts of bags
-    keys: Tensor  # int64, by requesting rank: local keys, or dynamic ids
+    keys: Tensor  # int64, by requesting rank, or by node if its ranks request together: local keys, or dynamic ids
     starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None if each is a row
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, their occurrences in the batch of their rank
@@ -85,15 +93,18 @@ def route_of(requested: Lookups) -> Route:
     return requested.route
 
 
-def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> list[Route]:
-    """The routes of one batch by group, exchanged over `mesh`."""
+def make_routes(
+    mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh, *, once_per_node: bool = False
+) -> list[Route]:
+    """The routes of one batch by group, exchanged over `mesh`; `once_per_node`: see `merge_in_node`."""
     requests = [make_request(want, Shard(mesh.rank, mesh.size)) for want in wanted]
     numbers = [numbers for request in requests for numbers in (request.num_keys, request.num_vectors)]
     counts = torch.tensor([*numbers, [0] * mesh.size], device="cpu").t().contiguous()
     *settled, said = make_routings(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
-    both = zip(requests, settled[::2], settled[1::2])
-    return [_route(mesh, *each)._replace(mesh=rows_over) for each in both]
+    most = [want.num_local if once_per_node else 0 for want in wanted]
+    each = zip(requests, settled[::2], settled[1::2], most)
+    return [_route(mesh, *one)._replace(mesh=rows_over) for one in each]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
@@ -117,7 +128,12 @@ def _announce(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> l
     return make_routings(mesh, counts, device)[-1].receive
 
 
-def _route(mesh: Mesh, request: OwnerRequest, of_keys: RowRouting, of_vectors: RowRouting) -> Route:
+def _route(mesh: Mesh, request: OwnerRequest, of_keys: RowRouting, of_vectors: RowRouting, num_keys: int) -> Route:
+    """`num_keys`: of a rank, at most, where ranks of a node request a row once; else 0. Marks are of each rank."""
+    if num_keys and request.marks is None and of_vectors.held is not None:
+        assert request.num_keys == request.num_vectors, "parts of bags are of one rank"
+        merged, keys = merge_in_node(mesh, request.keys, of_vectors, num_keys)
+        return Route(mesh, request.own, merged, keys.to(torch.int64))
     keys = carry(mesh, request.keys, of_keys).to(torch.int64)
     route = Route(mesh, request.own, of_vectors, keys)
     if request.marks is not None:

@@ -57,6 +57,10 @@ class ShardedTables(EmbeddingTables):
     partial sums, which round differently than in one process. "never" moves rows and gives the vectors of one process to the
     bit. Dynamic ids, weighted bags and the other modes always move rows. "always" is for measuring.
 
+    `once_per_node=True` sends a row that several ranks of a node request to that node once, and the sum of their gradients
+    back, which adds them in another order: ranks of a node first, then nodes. It always moves rows, with `mode="sharded"`;
+    dynamic ids and `scale_by_count` travel as before (docs/scaling.md).
+
     Replicas have the share `replicas` of the bytes of `hbm=`, and the cache the rest; a batch of all ranks that does not fit
     there is refused. Where the cache is a share of the rows, or holds all, replicas take what four batches need, in addition.
 
@@ -76,6 +80,7 @@ class ShardedTables(EmbeddingTables):
         mode: Mode = "sharded",
         pooled: Pooled = "auto",
         replicas: float = REPLICAS,
+        once_per_node: bool = False,
         **options: Any,
     ) -> None:
         cores = share_cores()
@@ -86,13 +91,14 @@ class ShardedTables(EmbeddingTables):
         try:
             _check_settings(gradients, traffic, pooled, replicas)
             check_mode(mode, optimizer)
+            _check_once(once_per_node, mode, pooled)
             share = replica_share(mode, replicas, mesh.size)
             super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), replicas=share, **options)
         except BaseException as error:
             order.refuse(error)
             raise
         self.mesh, self.order = mesh, order
-        sharing = SharingOptions(gradients, traffic, mode, pooled)
+        sharing = SharingOptions(gradients, traffic, mode, pooled, once_per_node)
         order.compare(_description(self, sharing._asdict() | {name: options.get(name) for name in _ALIKE}))
         self.ranks: RankExchange | None = None
         if mesh.size == 1:  # nothing travels: these are the tables of one process, and recorded as they are
@@ -134,6 +140,14 @@ def _description(tables: EmbeddingTables, settings: dict[str, Any]) -> dict[str,
 def replica_share(mode: str, replicas: float, world: int) -> float:
     """The share of the cache's bytes that replicas have in this mode."""
     return replicas if mode != "sharded" and world > 1 else 0.0
+
+
+def _check_once(once_per_node: bool, mode: str, pooled: str) -> None:
+    if once_per_node and (mode != "sharded" or pooled == "always"):
+        raise ConfigError(
+            f"once_per_node=True needs mode='sharded' and pooled='auto' or 'never', not mode={mode!r}, pooled={pooled!r}: "
+            "replicas cross once as they are, and parts of bags are of one rank"
+        )
 
 
 def _check_settings(gradients: str, traffic: str, pooled: str, replicas: float) -> None:

@@ -452,10 +452,11 @@ class Feed:
             most.append(waiting)
         length = len(most)
         for group, num_keys in zip(self._cached, zip(*(planner.num_keys(waiting) for waiting in most))):
-            length = min(length, window_length(num_keys, group.num_slots, self._given_window))
-            if num_keys[0] > group.num_slots:
-                with RefusalGuard(self._waiting):
+            length = min(length, window_length(num_keys, group.num_slots, self._given_window, group.most_staged))
+            with RefusalGuard(self._waiting):
+                if num_keys[0] > group.num_slots:
                     group.refuse_batch(num_keys[0])
+                group.check_staging(num_keys[0])
         return most[:length]
 
     def _begin(self, planner: Planner) -> OpenWindow:

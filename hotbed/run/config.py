@@ -113,6 +113,12 @@ class TablesConfig:
     hbm: str = setting("", "device memory for rows and their index, e.g. 2GiB, instead of a share", amount=True)
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
     ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
+    staging: str = setting(
+        "",
+        "most host memory for rows on their way to the cache and back, e.g. 256MiB; CUDA takes as much on the device; "
+        "not given: what the largest window needs",
+        amount=True,
+    )
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
     warmup: float = setting(
         0.0,
@@ -227,7 +233,17 @@ class ParallelConfig:
     traffic: str = setting(
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
+    once_per_node: bool = setting(
+        False,
+        "a row that several ranks of a machine request crosses to it once, for mode sharded; sums of gradients round otherwise",
+    )
     local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun sets it", least=0)
+    bind: bool | str = setting(
+        "auto",
+        "bind ranks to the cores and the memory of the NUMA node of their GPU, or to shares of the cores; auto: where there "
+        "are several NUMA nodes",
+        form=("auto", "true, false or auto"),
+    )
     timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
 
 

@@ -27,6 +27,7 @@ _WORDS: dict[Any, str] = {
     dict: "a mapping of names to values",
     list: "a list of names",
     bool | list[str]: "true, false or a list of features",
+    bool | str: "true, false or auto",
     float | dict[str, Any]: "a number, or a mapping of labels to numbers",
 }
 
@@ -110,6 +111,10 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
     if tables.memory and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
         problems.append(
             "tables.memory: is for the rows behind a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
+        )
+    if tables.staging and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
+        problems.append(
+            "tables.staging: is for rows on their way to a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
         )
     if tables.warmup and not (tables.cache or tables.hbm or tables.dynamic):
         problems.append("tables.warmup: is the share of a cache; give --cache or --hbm (tables.cache or hbm) too")
@@ -223,7 +228,7 @@ def _limit(limits: Mapping[str, Any], value: Any) -> None:
     if (one_of := limits.get("one_of")) and value not in one_of:
         raise ValueError(f"must be one of {', '.join(one_of)}")
     pattern, words = limits.get("form", ("", ""))
-    if pattern and not re.fullmatch(pattern, value):
+    if pattern and isinstance(value, str) and not re.fullmatch(pattern, value):
         raise ValueError(f"must be {words}")
 
 

@@ -73,8 +73,9 @@ class EmbeddingTables(nn.Module):
     `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
     `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. With
     `ssd="/fast/rows:500GiB"` rows that memory does not hold are in files there (on a CPU `memory` and `ssd` are enough).
-    `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of time; without it
-    every batch waits for its own.
+    `staging="256MiB"` bounds the host memory for rows on their way, which otherwise grows to the largest window; a CUDA device
+    takes as much again. `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of
+    time; without it every batch waits for its own.
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
@@ -99,6 +100,7 @@ class EmbeddingTables(nn.Module):
         hbm: str | int | None = None,
         memory: str | int | None = None,
         ssd: str | None = None,
+        staging: str | int | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
         store_precision: str = "same",
@@ -122,7 +124,7 @@ class EmbeddingTables(nn.Module):
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision, shard)
         place = torch.empty(0, device=device, dtype=torch.float32).device
-        budgets = Budgets(cache, hbm, memory, ssd, store_precision, replicas)
+        budgets = Budgets(cache, hbm, memory, ssd, store_precision, staging, replicas)
         stored = stored_bytes(self.tables, self.optimizer, precision, store_precision)
         rooms = own_rooms(rooms_of(budgets, sizes, place.type, stored), self.tables, budgets, shard)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")

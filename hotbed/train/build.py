@@ -168,7 +168,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     ssd = own_folder(given.ssd, world) or None
     replicas = replica_share(config.parallel.mode, config.parallel.replicas, world.size)
     in_bytes = (given.hbm or None, given.memory or None, ssd)
-    budgets = Budgets(given.cache or None, *in_bytes, given.store_precision, replicas)
+    budgets = Budgets(given.cache or None, *in_bytes, given.store_precision, given.staging or None, replicas)
     known = own_ids(ids_of_train(schema), world)
     amounts = amounts_of(own_rows(tables, world), optimizer, precision, known, given.store_precision)
     budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size), world.size)
@@ -200,6 +200,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         hbm=budgets.hbm,
         memory=budgets.memory,
         ssd=budgets.ssd,
+        staging=budgets.staging,
         policy=given.policy,
         precision=precision,
         store_precision=budgets.store_precision,

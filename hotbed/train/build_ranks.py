@@ -56,6 +56,10 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
             f"parallel.mode: must be sharded or auto with tables.decay_scope=table, not {config.parallel.mode!r}; replicas are "
             "of the rows that batches use, and every row decays at every step"
         )
+    if config.parallel.once_per_node and config.parallel.mode != "sharded":
+        problems.append(
+            f"parallel.once_per_node: must be false with parallel.mode={config.parallel.mode}; replicas cross once as they are"
+        )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
     return problems
@@ -86,6 +90,7 @@ def tables_of(config: RunConfig, world: World, replicas: float) -> Any:
         return EmbeddingTables
     mode, traffic = cast(Mode, config.parallel.mode), cast(TrafficType, config.parallel.traffic)
     share: dict[str, Any] = {"replicas": replicas} if replicas else {}
+    share |= {"once_per_node": True} if config.parallel.once_per_node else {}
     return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic, **share)
 
 

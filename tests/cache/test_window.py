@@ -20,3 +20,9 @@ from hotbed.cache.window import MOST_BATCHES, window_length
 )
 def test_window_length(num_keys: list[int], num_slots: int, given: int | None, length: int) -> None:
     assert window_length(num_keys, num_slots, given) == length
+
+
+def test_rows_on_their_way_limit_a_window() -> None:
+    assert [window_length([10] * 4, 1000, given, 25) for given in (None, 3, 1)] == [2, 2, 1]
+    assert window_length([30, 10], 1000, None, 25) == 1  # refused elsewhere
+    assert window_length([10] * 4, 20, 4, 25) == 2

@@ -15,6 +15,7 @@ from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import LookAhead, Replay, simulate
 from hotbed.forecast.trace import read_trace, trace_of
 from hotbed.ops.records import layout_of
+from hotbed.tables.sizing.budget import staged_row_bytes
 from hotbed.train.run import run
 from tests.pairs import pairs
 from tests.train.conftest import ready_for
@@ -96,6 +97,22 @@ def test_with_a_budget_in_bytes(policy, given):
     assert counts == cached.counters()._replace(**MOVED)
     unbounded = simulate(trace_from(batches), num_slots, policy, **given)
     assert (counts != unbounded) == (policy == "oracle" and given != {"look_ahead": 3})
+
+
+@pytest.mark.parametrize("staged", [30, 38, 1000])
+def test_with_a_budget_for_rows_on_their_way(tmp_path, staged):
+    """It cuts windows."""
+    batches = random_ids(40, seed=2)
+    tables = {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}
+    record = layout_of(3, hotbed.optim.Adagrad()).width * 4
+    staging = staged * staged_row_bytes(record, "cpu")
+    trained = EmbeddingTables(tables, cache=0.2, memory="1MiB", ssd=f"{tmp_path}:64MiB", staging=staging)
+    for ids in hotbed.prefetch(batches, trained):
+        trained(ids).square().sum().backward()
+    replay, num_slots = Replay(trace_from(batches)), trained.groups[0].num_slots
+    found = [replay.run(num_slots, "oracle", LookAhead(staged=most)).counts for most in (staged, None)]
+    assert found[0] == trained.counters()._replace(**MOVED)
+    assert (found[0].windows > found[1].windows) == (staged < 1000)
 
 
 @pytest.mark.gpu

@@ -2,10 +2,12 @@
 
 Arrays are found by walking from the groups of tables, so that one nobody thought of is counted too. Left out is what follows
 a window and not the tables: batches that are known, rows and lists on their way, the ring of numbers, buffers of files.
+`staging=` bounds the rows on their way.
 """
 
 import gc
 import weakref
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import numpy as np
@@ -14,8 +16,11 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
-from hotbed.host.memory import parse_bytes
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.host.memory import parse_bytes, typed
 from hotbed.store import SsdStore
+from hotbed.tables.group.cached import Fetch
+from hotbed.tables.sizing.budget import staged_row_bytes
 
 ROWS, DIM, BATCH, FEATURES = 60_000, 8, 150, 4
 _NO_WAY_IN = (ModuleType, FunctionType, BuiltinFunctionType, type, torch.dtype, torch.device)
@@ -127,3 +132,81 @@ def test_a_share_of_the_rows_bounds_no_index():
     for ids in hotbed.prefetch([torch.randint(ROWS, (300, 1)) for _ in range(40)], tables):
         tables(ids).sum().backward()
     assert group.residency.cache.num_bytes > 2 * before
+
+
+def new_tables(tmp_path, kind="three tiers", **given):
+    ssd = {"memory": "8MiB", "ssd": f"{tmp_path}:64MiB"} if kind == "three tiers" else {}
+    rows = None if kind == "dynamic" else ROWS // FEATURES
+    tables = {f"f{n}": Table(rows, DIM, hashing=rows is not None) for n in range(FEATURES)}
+    return hotbed.EmbeddingTables(tables, optim.Adagrad(), hbm="1MiB", **ssd, **given)
+
+
+class Moving:
+    """Counts the bytes of rows on their way: those of windows in flight, and of the buffers that they pass."""
+
+    def __init__(self, monkeypatch, tables):
+        self.most, self._tables, self._fetches = 0, tables, weakref.WeakSet()
+        monkeypatch.setattr("hotbed.tables.group.cached.Fetch", self._new)
+
+    def _new(self, *arguments):
+        fetch = Fetch(*arguments)
+        self._fetches.add(fetch)
+        return fetch
+
+    def count(self):
+        rows = [(one.staged, one.source, one.leaving) for one in list(self._fetches)]
+        self.most = max(self.most, num_bytes([rows, *(group.residency._staging for group in self._tables.groups)]))
+
+
+@pytest.mark.parametrize("kind", ["three tiers", "dynamic"])
+def test_rows_on_their_way_stay_within_staging_and_change_no_bit(tmp_path, monkeypatch, kind):
+    found, most, windows = [], [], []
+    staging = 700 * staged_row_bytes(64, "cpu")  # of which a batch needs about 590
+    for number, given in enumerate([{}, {"staging": staging}]):
+        tables = new_tables(tmp_path / str(number), kind, **given)
+        moving, losses = Moving(monkeypatch, tables), []
+        for ids in chain(hotbed.prefetch(batches("uniform"), tables), batches("skewed", 3)):
+            loss = tables(ids).square().sum()
+            loss.backward()
+            losses.append(loss.item())
+            moving.count()
+        found.append(losses)
+        most.append(moving.most)
+        windows.append(tables.counters().windows)
+    assert found[0] == found[1]
+    assert most[1] <= staging < most[0]
+    assert windows == [18, 63]  # one batch a window, instead of four
+
+
+def test_a_batch_that_staging_does_not_hold_is_refused_with_what_would(tmp_path):
+    tables = new_tables(tmp_path, staging=300 * staged_row_bytes(64, "cpu"))
+    loader = batches("uniform", 4)
+    with pytest.raises(
+        BudgetError, match=r"a batch needs 5\d\d rows of tables of dim 8 at once, and staging= has room for 300"
+    ):
+        tables(loader[0])
+    with pytest.raises(BudgetError, match="or smaller batches") as refused:
+        next(iter(hotbed.prefetch(loader, tables)))
+    enough = str(refused.value).split("staging='")[1].split("'")[0]
+    assert len(list(hotbed.prefetch(loader, new_tables(tmp_path / "more", staging=enough)))) == 4
+    tables(loader[0][:50])  # nothing has changed: a smaller one is taken
+    assert typed(parse_bytes(enough, "staging")) == enough
+
+
+def test_rows_that_move_from_memory_to_memory_need_no_staging():
+    tables = hotbed.EmbeddingTables({"a": Table(ROWS, DIM)}, cache=0.1, staging="1KiB")
+    assert [len(ids) for ids in hotbed.prefetch([torch.arange(500).unsqueeze(1)], tables)] == [500]
+
+
+def test_staging_warms_a_cache_piece_by_piece(tmp_path):
+    tables = new_tables(tmp_path, staging=100 * staged_row_bytes(64, "cpu"))
+    keys = torch.arange(0, 1000, 2)
+    tables.groups[0].warm(keys, torch.ones(500, dtype=torch.int64))
+    assert tables.counters().misses == 500
+    tables(torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2]]))
+    assert tables.counters().hits == 2  # of the first table
+
+
+def test_staging_belongs_to_a_cache():
+    with pytest.raises(ConfigError, match="give cache= or hbm= too"):
+        hotbed.EmbeddingTables({"a": Table(ROWS, DIM)}, staging="1MiB")

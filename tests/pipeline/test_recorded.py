@@ -8,8 +8,10 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import BudgetError, IdError
+from hotbed.ops.move.compiled_transfer import CompiledTransfer
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.recorded import RecordedPlanner
+from hotbed.tables.sizing.budget import staged_row_bytes
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
@@ -50,6 +52,25 @@ def test_the_recorded_way_gives_the_same_bits(share, look_ahead):
     assert counts.keys == counts.hits + counts.misses
     for group in cached[1].groups:
         group.residency.cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_buffers_of_rows_on_their_way_stay_within_staging(monkeypatch):
+    monkeypatch.setattr("hotbed.tables.group.cached.CachedRows.is_direct", False)  # as on a device
+    loader, found, taken = batches(14, 6), [], []
+    transfers = []
+    made = CompiledTransfer.__init__
+    monkeypatch.setattr(CompiledTransfer, "__init__", lambda *given: (transfers.append(given[0]), made(*given))[1])
+    staging = 28 * staged_row_bytes(48, "cpu")  # for two groups, of which one needs up to 12 rows a batch
+    for given in ({}, {"staging": staging}):
+        transfers.clear()
+        losses, tables = train(loader, cache=0.7, **given)
+        found.append((losses, tables.counters().windows))
+        taken.append(sum(part.nbytes for one in transfers for slot in one._slots for part in slot) / 2)
+    assert found[0][0] == found[1][0]
+    assert found[0][1] < found[1][1]
+    assert taken[1] <= staging
+    assert [group.residency.most_staged for group in tables.groups] == [13, 10]
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

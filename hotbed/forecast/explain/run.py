@@ -27,12 +27,16 @@ from hotbed.data.formats.chunk import Faults, Text
 from hotbed.data.schema import IdFeature
 from hotbed.data.values import read_ids
 from hotbed.errors import ConfigError, IdError, RunError
+from hotbed.forecast.memory import staged_rows
 from hotbed.forecast.replay import LookAhead
 from hotbed.forecast.trace import Trace, read_trace
+from hotbed.host.devices import pick_device
+from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
 from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
-from hotbed.tables.sizing.budget import Budgets
+from hotbed.tables.sizing.budget import Budgets, rooms_of
+from hotbed.train.build import sketch
 from hotbed.types import TableShape
 
 
@@ -124,7 +128,16 @@ class OpenRun:
         """The look-ahead of the run's cache."""
         tables = self.config.tables
         budgets = Budgets(tables.cache or None, tables.hbm or None, tables.memory or None, tables.ssd or None)
-        return LookAhead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
+        return LookAhead(tables.window or None, tables.look_ahead or None, budgets.bounds_index, self._staged_rows)
+
+    @cached_property
+    def _staged_rows(self) -> int | None:
+        """Rows of a window that may be on their way; of the first group."""
+        if not self.config.tables.staging:
+            return None
+        found, device = sketch(self.config, self.dataset, World(0, self.world)), pick_device(self.config.train.device)
+        room = rooms_of(found.budgets, found.amounts.groups, device.type, found.amounts.stored)[0]
+        return staged_rows(room, device.type == "cuda")
 
     @cached_property
     def rest(self) -> list[dict[str, Tensor]]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
-from hotbed.host.devices import pinned_empty
+from hotbed.host.devices import pinned_empty, with_spare
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
@@ -97,7 +97,7 @@ class WindowBuffers(NamedTuple):
 
 
 class CompiledTransfer:
-    """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group."""
+    """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group; `most` of one window."""
 
     def __init__(
         self,
@@ -105,20 +105,22 @@ class CompiledTransfer:
         state: Any,
         lists: tuple[Tensor, Tensor, Tensor],
         device: torch.device,
+        most: int | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        self._device = device
+        self._device, self._most = device, most
         self._records = records
         self._width = records.shape[1]
         self._arrays = [part.numpy() for part in lists]  # counts, keys of misses, keys of victims, by window
         self._state = state  # uint8 [R]
         self._words = np.zeros(SLOT0 + SLOTS * SLOT_WORDS, dtype=np.int64)
-        most = lists[1].shape[1]
-        self._late = np.empty((SLOTS, most), dtype=np.int64)
-        self._seen, self._starts = np.empty(most, dtype=np.uint8), np.empty(most_chunks(most), dtype=np.int64)
+        room = lists[1].shape[1]
+        self._late = np.empty((SLOTS, room), dtype=np.int64)
+        self._seen, self._starts = np.empty(room, dtype=np.uint8), np.empty(most_chunks(room), dtype=np.int64)
         self._tags = torch.arange(1, NUM_TAGS + 1, dtype=torch.int64, device=device)
-        pins, most_of_piece = device.type == "cuda", max(1, piece_bytes // (KEYS_OF_CHUNK * self._width * 4))
-        self._piece = min(most_of_piece, most_chunks(most))  # chunks
+        pins, rows_of_piece = device.type == "cuda", piece_bytes // (self._width * 4)
+        chunks = min(rows_of_piece, room if most is None else most) // KEYS_OF_CHUNK
+        self._piece = max(1, min(chunks, most_chunks(room)))
         num_rows = RING * self._piece * KEYS_OF_CHUNK
         self._rings = [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]  # in, out
         self._ring_tags = torch.zeros(2, RING, LINE // 8, dtype=torch.int64, pin_memory=pins, device="cpu")
@@ -242,9 +244,8 @@ class CompiledTransfer:
         """Larger buffers, on request. Called again after an interrupt, it must not replace those the thread knows."""
         need, s = int(self._words[NEED]), int(self._words[NEED_SLOT])
         if self._words[SLOT0 + s * SLOT_WORDS + CAP] < need:
-            self._slots[s] = self._new_buffers(
-                need + need // 4
-            )  # nothing is under way in it: its last window is written
+            # nothing is under way in it: its last window is written
+            self._slots[s] = self._new_buffers(with_spare(need, self._most))
             free = mark(self._device)  # the memory is new to the host, and the device may have to use it still
             for stream in self._streams:
                 stream.wait_event(free)

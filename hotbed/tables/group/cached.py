@@ -11,6 +11,7 @@ time, `read` and `write` from a thread of its own. One of the two at a time: see
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.devices import pinned_empty
+from hotbed.host.memory import in_words, typed
 from hotbed.ops.lookups import Lookups, SortedKeys, Ticket
 from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
@@ -36,7 +38,7 @@ from hotbed.store.held import Holder
 from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging, sent
-from hotbed.tables.sizing.budget import Room, enough_for
+from hotbed.tables.sizing.budget import Room, enough_for, staged_row_bytes, with_some_to_spare
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
@@ -102,9 +104,9 @@ class CachedRows:
         self._members, self._shard = members, shard
         self._policy = make_policy(policy)
         self._bounded = room.bounded
-        self._part = room.cache_part
+        self._part, self._staged_rows, self._staging_part = room.cache_part, room.staged_rows, room.staging_part
         self.cache = self._new_cache(device)
-        self._staging = Staging(self.layout.width, device)
+        self._staging = Staging(self.layout.width, device, room.staged_rows)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
         self._ticket: Ticket | None = None  # of the batch placed last
@@ -265,6 +267,24 @@ class CachedRows:
             and self.keyspace.num_rows < 1 << 31
         )
 
+    @property
+    def most_staged(self) -> int | None:
+        """Rows of one window that may be on their way; None: as many as it has."""
+        return None if self.is_direct else self._staged_rows
+
+    def check_staging(self, num_keys: int) -> None:
+        """A BudgetError for a batch whose rows, if none is in the cache, are more than may be on their way."""
+        most, kind = self.most_staged, self.records.device.type
+        if most is None or num_keys <= most:
+            return
+        least = staged_row_bytes(self.layout.width * 4, kind)
+        enough = typed(math.ceil(with_some_to_spare(num_keys) * least / self._staging_part))
+        raise BudgetError(
+            f"a batch needs {num_keys:,} rows of tables of dim {self.layout.dim} at once, and staging= has room for {most:,} "
+            f"on their way to the cache ({in_words(least)} each). Give staging={enough!r} (--set tables.staging={enough}) or "
+            "more, or smaller batches."
+        )
+
     def read(self, fetch: Fetch) -> None:
         """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
         if self.is_direct:
@@ -350,11 +370,12 @@ class CachedRows:
         device, tiered = self.records.device, self.store.tiered
         if tiered is not None:
             windows = TierWindows(tiered, recorded.host_lists)
-            transfer = CompiledTransfer(tiered.tier.records, tiered.tier.state, windows.lists, device)
+            parts = tiered.tier.records, tiered.tier.state
+            transfer = CompiledTransfer(*parts, windows.lists, device, self._staged_rows)
             windows.written = transfer.num_written
             return transfer, windows
         assert self.store.array is not None, "a compiled transfer moves rows of an array"
-        return CompiledTransfer(*self.store.array.parts(), recorded.host_lists, device), None
+        return CompiledTransfer(*self.store.array.parts(), recorded.host_lists, device, self._staged_rows), None
 
     @property
     def is_compiled(self) -> bool:
@@ -436,6 +457,8 @@ class CachedRows:
         window = [self.arrive(lookups, at_once=True)]
         self._ticket = Ticket(learns)
         try:
+            if self.most_staged is not None:
+                self.check_staging(window[0].arrival.num_keys)
             decision = self.begin(window, learns)
         except BudgetError:
             self.cache.drop_sync()
@@ -471,7 +494,8 @@ class CachedRows:
         with self.changes.changing("bringing hot rows in"):
             self.cache.keep(keys)
             spans, device = (), self.records.device
-            self.placed(Lookups(keys.to(device), spans, 0), learns=False)
+            for part in torch.split(keys, self.most_staged or max(1, keys.shape[0])):
+                self.placed(Lookups(part.to(device), spans, 0), learns=False)
             if uses is not None:
                 self.cache.count_uses(keys, uses)
 
@@ -482,7 +506,7 @@ class CachedRows:
         self.flush()
         with self.changes.changing("moving the cache to another device"):
             self.records = fn(self.records)
-            self._staging = Staging(self.layout.width, self.records.device)
+            self._staging = Staging(self.layout.width, self.records.device, self._staged_rows)
             self.forget()
 
     def refuse_batch(self, num_keys: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.host.devices import pinned, pinned_empty
+from hotbed.host.devices import pinned, pinned_empty, with_spare
 from hotbed.ops.streams import current, mark
 
 _ROUND = 4096  # rows
@@ -22,10 +22,10 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Staging:
-    """Buffers for rows of W floats; they grow to the largest window and stay."""
+    """Buffers for rows of W floats; they grow to the largest window, of at most `most` rows, and stay."""
 
-    def __init__(self, width: int, device: torch.device) -> None:
-        self._width = width
+    def __init__(self, width: int, device: torch.device, most: int | None = None) -> None:
+        self._width, self._most = width, most
         self._device = device
         self._pinned = device.type == "cuda"
         self._in: list[tuple[Tensor, Tensor]] = [self._new(0), self._new(0)]
@@ -40,7 +40,7 @@ class Staging:
         if event is not None:
             event.synchronize()
         if self._in[self._turn][0].shape[0] < num_rows:
-            self._in[self._turn] = self._new(num_rows + num_rows // 4)
+            self._in[self._turn] = self._new(num_rows)
         rows, source = self._in[self._turn]
         return rows[:num_rows], source[:num_rows]
 
@@ -54,14 +54,14 @@ class Staging:
         if not self._pinned:
             return packed
         if self._out.shape[0] < packed.shape[0]:
-            self._out = self._new(packed.shape[0] + packed.shape[0] // 4)[0]
+            self._out = self._new(packed.shape[0])[0]
         rows = self._out[: packed.shape[0]]
         rows.copy_(packed, non_blocking=True)
         current(packed.device).synchronize()
         return rows
 
     def _new(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        num_rows = -(-num_rows // _ROUND) * _ROUND
+        num_rows = with_spare(-(-num_rows // _ROUND) * _ROUND if self._most is None else num_rows, self._most)
         return (
             pinned_empty((num_rows, self._width), torch.float32, pins=self._pinned),
             pinned_empty((num_rows,), torch.int32, pins=self._pinned),

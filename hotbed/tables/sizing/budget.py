@@ -7,6 +7,9 @@ Tables of dynamic ids have no number of rows. The other tables get what all thei
 rest is for dynamic ids, in proportion to the bytes of a record. If their rows are on an ssd, up to half of their memory is for
 the index of ids, which limits their number, and the rest holds rows.
 
+Rows on their way between a cache and the rows below wait in buffers of their own (tables/group/staging.py), in addition to the
+other budgets. `staging` bounds them: windows are cut so that all their rows fit, and a batch that does not is refused.
+
 Replicas of rows that other ranks own (parallel/replicated.py) have a share of the bytes of the cache, which gets the rest.
 """
 
@@ -29,6 +32,8 @@ Size = tuple[int | None, int]  # likewise; None for dynamic ids
 BYTES_PER_ID = 35  # of the index of dynamic ids, with last use and score
 BASE_BYTES = 12 << 20  # of an empty index of ids, in whole pages; not counted
 SSD_BYTES_PER_KEY = ssd.BYTES_PER_KEY  # without a memory tier over the ssd
+# windows whose rows are in buffers at once; on a CPU the copies of both ends are in host memory
+STAGED_WINDOWS = {"cuda": 4, "cpu": 5}
 _LEAST_SSD = 4 << 20  # of a group: three segments, and the copy of compaction
 _MOST_ADDRESSES = 1 << 44  # bytes of address space for rows of dynamic ids, which take memory only once they are used
 
@@ -41,6 +46,7 @@ class Budgets(NamedTuple):
     memory: str | int | None = None
     ssd: str | None = None
     store_precision: str = "same"  # of weights below the device
+    staging: str | int | None = None  # host memory for rows on their way; a CUDA device takes as much again
     replicas: float = 0.0  # share of `hbm`, or of `memory` where that is the cache, for replicas of other ranks' rows
 
     @property
@@ -66,6 +72,8 @@ class Room(NamedTuple):
     bounded: bool = False  # the cache with its index has BYTES_PER_SLOT in addition to every record, and no more
     replica_bytes: int | None = None  # of replicas and their index; None: not limited
     cache_part: float = 1.0  # of the budget of the cache: the rest is for replicas
+    staged_rows: int | None = None  # of one window that may be on their way; None: not limited
+    staging_part: float = 1.0  # of the budget for them
 
 
 def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored: Sequence[int] = ()) -> list[Room]:
@@ -94,6 +102,7 @@ def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored:
         room._replace(bounded=budgets.bounds_index and room.num_slots is not None, place=room.place._replace(int8=int8))
         for room in rooms
     ]
+    rooms = _with_staging(rooms, groups, budgets.staging, device_type) if budgets.staging is not None else rooms
     return _with_replicas(rooms, groups, replicas, budgets.replicas) if replicas else rooms
 
 
@@ -111,9 +120,37 @@ def without_replicas(budgets: Budgets) -> tuple[Budgets, int]:
     return budgets._replace(hbm=left) if name == "hbm" else budgets._replace(memory=left), replicas
 
 
+def staged_row_bytes(record: int, device_type: str) -> int:
+    """Host memory that each row of a window takes on its way: records in and out, and their places, of windows in flight."""
+    return STAGED_WINDOWS[device_type] * (2 * record + 8)
+
+
+def _with_staging(rooms: Sequence[Room], groups: Sequence[Size], staging: str | int, device_type: str) -> list[Room]:
+    """Groups share the bytes as they share those of the cache."""
+    budget, cached = parse_bytes(staging, "staging"), _cached_bytes(rooms, groups)
+    if not any(cached):
+        raise ConfigError(
+            f"staging={staging!r} is for rows on their way to a cache and back; give cache= or hbm= too, or leave it out"
+        )
+    return [
+        room._replace(
+            staged_rows=budget * own // sum(cached) // staged_row_bytes(record, device_type),
+            staging_part=own / sum(cached),
+        )
+        if own
+        else room
+        for room, own, (_, record) in zip(rooms, cached, groups)
+    ]
+
+
+def _cached_bytes(rooms: Sequence[Room], groups: Sequence[Size]) -> list[int]:
+    """Of the cache of each group."""
+    return [(room.num_slots or 0) * (record + BYTES_PER_SLOT) for room, (_, record) in zip(rooms, groups)]
+
+
 def _with_replicas(rooms: Sequence[Room], groups: Sequence[Size], replicas: int, share: float) -> list[Room]:
     """Groups share the bytes of replicas as they share those of the cache."""
-    cached = [(room.num_slots or 0) * (record + BYTES_PER_SLOT) for room, (_, record) in zip(rooms, groups)]
+    cached = _cached_bytes(rooms, groups)
     return [
         room._replace(replica_bytes=replicas * own // max(1, sum(cached)), cache_part=1.0 - share)
         for room, own in zip(rooms, cached)

@@ -21,7 +21,7 @@ from tests.pipeline.test_recorded_tiers import new_tables
 __all__ = ["lanes_on_cpu"]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 FILES = {"tier_windows.py", "memory_tier.py", "tiered.py", "transfer_thread.py", "recorded.py", "compiled_transfer.py"}
-EVERY = 13  # points
+EVERY = 9  # points
 
 
 def batches():

@@ -22,6 +22,8 @@ from pathlib import Path
 from tests.distributed.ranks import _context
 
 LONGEST = 120.0  # seconds
+# the command `hotbed`; what it says to stderr can be read as it is written, too
+HOTBED = "import os, sys; os.dup2(1, 2); from hotbed.cli import main; main(sys.argv[1:])"
 
 
 class Program:

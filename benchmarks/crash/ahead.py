@@ -1,9 +1,16 @@
-"""Everything that a process of hotbed imports, loaded once and then forked: importing takes seconds. It trains nothing."""
+"""What a process of hotbed imports and the kernels it calls, loaded once and then forked: a process takes seconds otherwise.
 
+The forked processes must find no thread that is gone: only tables are trained here, by one thread, without a look-ahead.
+"""
+
+import gc
 from contextlib import suppress
 from importlib import import_module
 
+import torch
 from numba.core.registry import cpu_target
+
+from hotbed import EmbeddingTables, Jagged, ShardedTables, Table, optim
 
 MODULES = (
     "benchmarks.crash.stages",
@@ -34,3 +41,24 @@ with suppress(ImportError):
     import_module("typer._adapters")  # typer loads it with pydantic at the first command: 0.2 s
 cpu_target.typing_context.refresh()  # what Numba knows of Python and NumPy, else loaded at the first call of a kernel
 cpu_target.target_context.refresh()
+
+
+def load_kernels() -> None:
+    """Those of preset and dynamic ids, single and in bags, of one rank and of several, in the cache and below it."""
+    ids = torch.arange(6)
+    bags = Jagged(ids, torch.tensor([0, 1, 3, 6]))
+    for optimizer in (optim.Adagrad(), optim.Adam(), optim.SGD(), optim.RowwiseAdagrad(), optim.FTRL()):
+        for rows, budgets in ((40, {}), (40, {"cache": 0.5}), (None, {"hbm": "24KiB", "memory": "1MiB"})):
+            for kind in (EmbeddingTables, ShardedTables):
+                tables = kind({"a": Table(rows, 4), "b": Table(rows, 4, pooling="mean")}, optimizer, **budgets)
+                for inputs in ({"a": ids, "b": ids + 1}, {"a": bags, "b": bags}):
+                    tables(inputs).sum().backward()
+                tables.rows("a")
+
+
+_num_threads = torch.get_num_threads()
+torch.set_num_threads(1)  # threads of OpenMP do not outlive a fork, and a fork waits for them
+load_kernels()
+torch.set_num_threads(_num_threads)
+gc.collect()
+gc.freeze()  # else the collector of every fork writes to all pages

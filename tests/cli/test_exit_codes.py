@@ -1,11 +1,6 @@
-"""What the exit code of a command says: 1 failure, 2 usage, 3 does not fit, 130 and 143 after signals."""
+"""What the exit code of a command says: 1 failure, 2 usage, 3 does not fit, 130 and 143 after signals (test_train.py)."""
 
 import errno
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -75,17 +70,3 @@ def test_a_bug_is_a_traceback_and_a_failure(hotbed, monkeypatch):
     monkeypatch.setattr("hotbed.cli.train.read_config", bug)
     with pytest.raises(ZeroDivisionError):
         hotbed("train")
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals(tmp_path, cache, number, code):
-    """Of a run that saves first, in a process of its own; a shell sees 128 + the number of the signal."""
-    command = [sys.executable, "-m", "hotbed", "train", *TINY, "--epochs", "1000", "--set", "train.log_every=1"]
-    env = os.environ | {"HOTBED_CACHE": str(cache)}
-    process = subprocess.Popen([*command, "--out", "run"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (log.is_file() and log.stat().st_size):
-        time.sleep(0.002)
-    process.send_signal(number)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == code, said

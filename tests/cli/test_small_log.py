@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from hotbed.cli.console import calibration_notes
 from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
+from tests.fresh import HOTBED, Program
 
 ROWS = 3000
 FAST = ("--device", "cpu", "--set", "model.options.hidden=[8]", "--set", "model.dim=4")
@@ -141,11 +140,10 @@ def test_trials_are_run_and_the_best_is_kept(hotbed, data, tmp_path):
 def test_trials_continue_after_a_kill(hotbed, data, tmp_path):
     pytest.importorskip("optuna")
     arguments = ("tune", "--data", str(data), "--trials", "3", *TUNE)
-    command = [sys.executable, "-m", "hotbed", *arguments]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("trial 0 complete" in line for line in process.stderr)
-        process.kill()  # in the second trial
+    process = Program(HOTBED, *arguments, cwd=tmp_path)
+    assert any("trial 0 complete" in line for line in process.stdout)
+    process.kill()  # in the second trial
+    assert process.ended().returncode < 0
     done = hotbed(*arguments)
     assert done.code == 0, done.err
     assert done.err.count("valid AUC 0.") == 2

@@ -11,7 +11,7 @@ import yaml
 from hotbed.errors import RunError
 from hotbed.run.config import RunConfig
 from hotbed.run.folder import alone
-from tests.fresh import Program
+from tests.fresh import HOTBED, Program
 from tests.train.small import saved_step
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -358,15 +358,12 @@ def test_a_diverging_run_says_so_and_has_a_page(hotbed, tmp_path):
     assert not json.loads((run / "summary.json").read_text())["finished"]
 
 
-TRAIN = "import os, sys; os.dup2(1, 2); from hotbed.cli import main; main(['train', *sys.argv[1:]])"
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_real_signal_to_a_real_process(hotbed, cache, tmp_path, number, code):
     run = tmp_path / "run"
     assert hotbed("data", "describe", "criteo-like:3000").code == 0  # built before the clock runs
     environment = {**os.environ, "HOTBED_CACHE": str(cache)}
-    process = Program(TRAIN, *CLICKS, "--epochs", "100000", "--out", run, env=environment)
+    process = Program(HOTBED, "train", *CLICKS, "--epochs", "100000", "--out", run, env=environment)
     for line in process.stdout:
         if "valid AUC" in line:
             process.signal(number)

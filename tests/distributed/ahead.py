@@ -1,39 +1,12 @@
-"""What every rank imports, loaded once and then forked: importing torch takes seconds. It trains nothing."""
+"""What ranks and programs of the tests import, loaded once and then forked."""
 
-from contextlib import suppress
 from importlib import import_module
 
-from numba.core.registry import cpu_target
-
 MODULES = (
-    "hotbed.checkpoint",
-    "hotbed.cli.plan",
-    "hotbed.cli.train",
-    "hotbed.data.dataset",
-    "hotbed.ops.index.numba",
-    "hotbed.ops.init_rows.numba",
-    "hotbed.ops.keys.numba",
-    "hotbed.ops.lookup.numba",
-    "hotbed.ops.move.numba",
-    "hotbed.ops.precision.numba",
-    "hotbed.ops.update.numba",
-    "hotbed.optim",
+    "benchmarks.crash.ahead",
     "hotbed.parallel",
-    "hotbed.report",
-    "hotbed.tables.module",
-    "hotbed.train.build",
-    "hotbed.train.warm_start",
-    "pyarrow.dataset",
-    "pyarrow.parquet",
     "pytest",
-    "safetensors.torch",
-    "torch._dynamo",  # the first optimizer that is built loads it
     "torch.distributed",
-    "torch.utils.tensorboard",
 )
 for module in MODULES:
     import_module(module)
-with suppress(ImportError):
-    import_module("typer._adapters")  # typer loads it with pydantic at the first command: 0.2 s
-cpu_target.typing_context.refresh()  # what Numba knows of Python and NumPy, else loaded at the first call of a kernel
-cpu_target.target_context.refresh()

@@ -30,9 +30,9 @@ def assert_all_as_one(results):
         assert_as_one([result[n] for result in results], alone(optimizer))
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_give_the_rows_of_one(world):
-    assert_all_as_one(run_ranks(with_every_optimizer, world, {}))
+def test_two_ranks_give_the_rows_of_one():
+    """Three do so behind caches, below, and four on two nodes."""
+    assert_all_as_one(run_ranks(with_every_optimizer, 2, {}))
 
 
 def test_caches_that_evict():

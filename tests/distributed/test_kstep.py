@@ -103,7 +103,7 @@ def check(cases, world, device="cpu"):
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_every_rule_is_its_formula(world):
     cases = [
         Case(rule, k, delay, merges=merges, all_moments=k == 4)

@@ -131,7 +131,7 @@ def assert_near(results, vectors):
             torch.testing.assert_close(found, vectors[step][name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3])  # four: on two nodes, below
 def test_ranks_give_the_rows_of_one(world):
     """Ranks with long bags ask for parts, those with bags of one id for rows: owners get both in one batch."""
     expected = [alone(optimizer) for optimizer in OPTIMIZERS]

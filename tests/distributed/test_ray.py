@@ -27,7 +27,7 @@ SETTINGS = (
     "train.checkpoint_every=10",
     "train.log_every=10",
     "train.device=cpu",
-    "parallel.timeout=60",
+    "parallel.timeout=300",
 )
 TRAIN = ("--data", "criteo-like:2000", "--epochs", "3", "--cache", "0.3", "--no-forecast")
 PREPARE = """
@@ -155,7 +155,7 @@ def on_ray(logs: list[Path], wrong_logs: list[Path], tmp_path_factory: pytest.Te
     with (folder / "all.txt").open("w") as file:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
-            subprocess.run(words, stdout=file, stderr=file, check=False, timeout=900, env=environment)
+            subprocess.run(words, stdout=file, stderr=file, check=False, timeout=1800, env=environment)
         except subprocess.TimeoutExpired as error:
             pytest.fail(f"{error.timeout:.0f} s were not enough:\n{_texts(folder)}")
     for path in folder.iterdir():

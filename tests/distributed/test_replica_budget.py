@@ -62,8 +62,7 @@ def in_all_modes(dynamic):
     return {mode: trained(mode, dynamic) for mode in MODES}
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["preset", "dynamic"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("world", "dynamic"), [(2, True), (3, False)], ids=["dynamic", "preset"])
 def test_bytes_stay_within_hbm_and_rows_are_those_of_one(world, dynamic):
     alone = EmbeddingTables({"a": Table(None if dynamic else ROWS, DIM)}, optim.SGD(lr=0.5), hbm="1MiB")
     for step in range(STEPS):

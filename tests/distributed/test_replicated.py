@@ -28,7 +28,7 @@ from tests.distributed.test_sharded import (
 REPLICATED = {"mode": "replicated"}
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 4])  # three: behind caches, below
 def test_ranks_give_the_rows_of_one(world):
     assert_each_as_one(run_ranks(with_all_optimizers, world, REPLICATED))
 

@@ -122,7 +122,7 @@ def assert_each_as_one(results):
         assert_as_one([result[n] for result in results], alone(optimizer))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 4])  # three: behind caches, below
 def test_ranks_give_the_rows_of_one(world):
     assert_each_as_one(run_ranks(with_all_optimizers, world, {}))
 

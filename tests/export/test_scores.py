@@ -24,10 +24,14 @@ from hotbed.models import MODELS, build_model
 from hotbed.train.model_folder import load_learner
 from tests.export.conftest import train
 
-onnxruntime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
-
 HIDDEN = ("model.options.hidden=[8]", "model.options.batch_norm=true", "model.options.dropout=0.2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def onnxruntime():
+    """Not when tests are collected, which every process does for all of them."""
+    pytest.importorskip("onnxscript")
+    return pytest.importorskip("onnxruntime")
 
 
 def predicted(run, data, scores):
@@ -263,7 +267,7 @@ def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):
         compare(tmp_path / "model.onnx", ProbabilityModel(changed).eval(), changed)
 
 
-def test_a_model_without_dense_features_has_one_input(tmp_path):
+def test_a_model_without_dense_features_has_one_input(tmp_path, onnxruntime):
     model = build_model("dlrm", num_features=3, dim=4, num_dense=0, options={}).eval()
     write_onnx(tmp_path / "model.onnx", model)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])

@@ -26,7 +26,7 @@ EVERY = 9  # points
 
 def batches():
     draw = torch.Generator().manual_seed(0)
-    return [torch.randint(0, 50, (7, 3), generator=draw) for _ in range(6)]
+    return [torch.randint(0, 50, (7, 3), generator=draw) for _ in range(4)]
 
 
 def ahead(tables, loader):

@@ -15,7 +15,8 @@ from hotbed.tables import module as tables_module
 from hotbed.tables.sizing.budget import rooms_of
 from tests.faults.walk import Way, step, walk
 
-NUM_BATCHES = 5
+# Most places are passed in three batches; the others are walked in five.
+NUM_BATCHES = (3, 5)
 WALKED = set()  # places, on any way
 
 
@@ -76,9 +77,9 @@ def tables_of(kind, folder, slots=24):
         return hotbed.EmbeddingTables(tables, optim.Adagrad(lr=0.1), output="dict", **budgets)
 
 
-def batches_of(tables):
+def batches_of(tables, count=NUM_BATCHES[-1]):
     draw = torch.Generator().manual_seed(0)
-    return [{name: torch.randint(0, 40, (9,), generator=draw) for name in tables} for _ in range(NUM_BATCHES)]
+    return [{name: torch.randint(0, 40, (9,), generator=draw) for name in tables} for _ in range(count)]
 
 
 def one_by_one(tables, batches):
@@ -96,7 +97,7 @@ def with_evaluation(tables, batches):
         step(tables, ids)
         if n % 3 == 1:
             with torch.no_grad():
-                tables(batches[(n + 2) % NUM_BATCHES])
+                tables(batches[(n + 2) % len(batches)])
             tables.flush()
 
 
@@ -109,8 +110,9 @@ KINDS = ["plain", "memory", "ssd", "tiered", "int8", "dynamic memory", "dynamic 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a fault while a generator is collected
 @pytest.mark.parametrize("train", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_point(kind, train, tmp_path):
+@pytest.mark.parametrize("num_batches", NUM_BATCHES)
+def test_every_point(num_batches, kind, train, tmp_path):
     plain = "dynamic memory" if kind.startswith("dynamic") else "plain"
-    batches = batches_of("abc")
+    batches = batches_of("abc", num_batches)
     way = Way(lambda: tables_of(kind, tmp_path), train)
     walk(way, lambda: tables_of(plain, tmp_path, slots=500), batches, WALKED)

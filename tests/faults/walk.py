@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -91,10 +92,14 @@ def walk(
     Places that were `walked` before, on another way, are left out.
     """
     states = states_after(plain, batches)
-    tables = way.make()
-    with record(passings) as points:
-        way.train(tables, batches)
-    close(tables)
+    for recorded in (
+        False,
+        True,
+    ):  # what is done once in a process, as kernels are loaded, is not there to be broken off
+        tables = way.make()
+        with record(passings) if recorded else nullcontext([]) as points:
+            way.train(tables, batches)
+        close(tables)
     points = [point for point in points if point._replace(passing=0) not in walked]
     walked |= {point._replace(passing=0) for point in points}
     right = refused = 0

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import hotbed
@@ -178,6 +177,8 @@ def test_a_trainer_that_accumulates_without_being_told_moves_rows_at_every_batch
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process
 def test_dense_weights_in_a_distributed_checkpoint_and_rows_in_ours(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
     model, other = Model(), Model()
     for seed in range(3):
         model(ids_of(6, seed)).square().sum().backward()

@@ -286,8 +286,8 @@ def assert_plays_alike(script, rule, windows, tier="memory", folder=None, policy
 def test_whatever_a_loop_does_gives_the_same_bits(scene):
     """Before the batch is trained, instead of it, and after it now and then."""
     now_and_then = [["train", scene] if n % 5 == 2 else ["train"] for n in range(40)]
-    for script in ([[scene, "train"]] * 20, [[scene]] * 20, now_and_then):
-        assert_plays_alike(script, "count", WINDOWS[2:])
+    for number, script in enumerate(([[scene, "train"]] * 20, [[scene]] * 20, now_and_then)):
+        assert_plays_alike(script, "count", WINDOWS[2 + number % 2 :][:1])  # both windows see every scene
 
 
 @settings(max_examples=15)

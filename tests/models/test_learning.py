@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import roc_auc_score
 
 from hotbed.models import MODELS, build_model
 
@@ -21,6 +20,8 @@ def planted(kind, num_samples, seed):
 
 
 def train_auc(name, kind):
+    from sklearn.metrics import roc_auc_score
+
     torch.manual_seed(5)
     model = build_model(name, num_features=3, dim=8, num_dense=0, options=OPTIONS.get(name, {}))
     table = torch.nn.Embedding(3 * NUM_IDS, model.vector_width(8))
@@ -52,6 +53,8 @@ def test_lr_cannot_learn_an_interaction():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_learns_main_effects(name):
+    from sklearn.metrics import roc_auc_score
+
     ids, labels = planted("main", 2000, seed=2)
     signs = 1.0 - 2.0 * (ids % 2)
     best = roc_auc_score(labels.numpy(), (signs[:, 0] + signs[:, 1]).numpy())

@@ -7,26 +7,25 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from tests.fresh import HOTBED, Program
 from tests.serve.conftest import GOOD, serving
 
 
 @pytest.fixture(scope="module")
 def started(run_folder):
     """The lines up to the last one of the start, while it serves."""
-    command = [sys.executable, "-m", "hotbed", "serve", str(run_folder), "--port", "0", "--poll", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Program(HOTBED, "serve", run_folder, "--port", "0", "--poll", "0")
     lines = []
-    for line in process.stderr:
+    for line in process.stdout:
         lines.append(line)
         if " try: curl" in line:
             break
     yield "".join(lines)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.signal(signal.SIGTERM)
+    process.ended()
 
 
 def test_the_model_is_named(started, run_folder):

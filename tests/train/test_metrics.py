@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 
 from hotbed.errors import ConfigError, DataError, ShapeError
 from hotbed.train.metrics import (
@@ -53,6 +52,8 @@ def both_classes(labels) -> bool:
 @settings(deadline=None, max_examples=200)
 @given(samples(COARSE | FINE | EXTREME))
 def test_auc_is_the_exact_share_of_ordered_pairs(drawn):
+    from sklearn import metrics as sk
+
     labels, scores = drawn
     on_device = auc_of_tensors(torch.from_numpy(labels), torch.from_numpy(scores))
     if not both_classes(labels):
@@ -77,6 +78,8 @@ def test_auc_and_curve_do_not_depend_on_sample_order(drawn, random):
 @settings(deadline=None, max_examples=200)
 @given(samples())
 def test_loss_and_calibration_agree_with_scikit_learn(drawn):
+    from sklearn import metrics as sk
+
     labels, logits = drawn
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
     expected = sk.log_loss(labels, np.stack([1 - probabilities, probabilities], axis=1), labels=[0, 1])
@@ -91,6 +94,8 @@ def test_loss_and_calibration_agree_with_scikit_learn(drawn):
 
 
 def test_loss_agrees_with_scikit_learn_tightly_where_it_is_exact():
+    from sklearn import metrics as sk
+
     random = np.random.default_rng(5)
     labels, logits = random.integers(0, 2, 5000), random.normal(size=5000) * 2
     probabilities = 1 / (1 + np.exp(-logits))
@@ -125,6 +130,8 @@ def test_float32_scores_tie_as_float32():
 
 
 def test_average_precision_is_that_of_scikit_learn():
+    from sklearn import metrics as sk
+
     draw = np.random.default_rng(3)
     labels = draw.integers(0, 2, 500)
     for scores in (draw.normal(size=500) + labels, draw.integers(0, 4, 500).astype(np.float32), np.zeros(500)):

@@ -13,8 +13,8 @@ from hotbed.cache.window import MOST_BATCHES, window_length
         ([5, 5, 5], 15, 2, 2),  # no more than were asked for
         ([16], 15, 3, 1),  # one at least; it is refused elsewhere
         ([5] * 9, 100, None, MOST_BATCHES),
-        ([6, 6, 6], 30, None, 3),  # on its own, a window takes six tenths of the slots: just so
-        ([6, 6, 6], 29, None, 2),
+        ([13, 13, 13], 60, None, 3),  # on its own, a window takes 0.65 of the slots: just so
+        ([13, 13, 13], 59, None, 2),
         ([], 10, None, 1),
     ],
 )

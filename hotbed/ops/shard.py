@@ -103,7 +103,7 @@ class Shard(NamedTuple):
         )
 
     def keys_of(self, numbers: Tensor) -> Tensor:
-        """The keys that have these numbers here."""
+        """The keys that have these numbers here; behind all keys, for numbers that are only room."""
         if self.world == 1 or self.by_column:
             return numbers
         keys = numbers * self.world + (self.rank - _turn(numbers)) % self.world
@@ -164,10 +164,13 @@ class _Stretches(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _numbered(shard: Shard, device: torch.device) -> tuple[_Stretches, _Stretches]:
-    """The tables that are spread, and those that are all on the rank of a shard; where there are none, one that stands for them."""
+    """The tables that are spread, and those that are all on the rank of a shard; behind them, numbers of no key."""
     found = _places(shard.tables, shard.world, device)
+    end = torch.tensor([sum(rows for rows, _ in shard.tables)], device=device)
     stretches = []
-    for mine, numbers in ((found.owner == SPREAD, found.base - found.shift), (found.owner == shard.rank, found.first)):
-        which = mine if bool(mine.any()) else torch.arange(mine.shape[0], device=device) == 0
-        stretches.append(_Stretches(numbers[which], found.base[which], found.room))
+    for owner, numbers, start in ((SPREAD, found.base - found.shift, 0), (shard.rank, found.first, found.room)):
+        mine = found.owner == owner
+        used = start + sum(rows for rows, its_owner in shard.tables if its_owner == owner)
+        numbers = torch.cat([numbers[mine], torch.tensor([used], device=device)])
+        stretches.append(_Stretches(numbers, torch.cat([found.base[mine], end]), found.room))
     return stretches[0], stretches[1]

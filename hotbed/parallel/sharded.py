@@ -30,6 +30,7 @@ from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
 from hotbed.store.counts import Tiers
 from hotbed.tables.lookup import Bags, Ids, Vectors
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.placement import Placement
 from hotbed.tables.spec import Table
 
 _LOG = logging.getLogger("hotbed.parallel")
@@ -60,6 +61,9 @@ class ShardedTables(EmbeddingTables):
     Replicas have the share `replicas` of the bytes of `hbm=`, and the cache the rest; a batch of all ranks that does not fit
     there is refused. Where the cache is a share of the rows, or holds all, replicas take what four batches need, in addition.
 
+    `placement="row"` spreads the rows of every table over all ranks, "table" keeps each table on one rank, "column" gives every
+    rank a slice of each row; Table(placement=) says it for one table. The rows are the same to the bit (docs/distributed.md).
+
     A single rank exchanges nothing and has the speed of EmbeddingTables.
     """
 
@@ -76,6 +80,7 @@ class ShardedTables(EmbeddingTables):
         mode: Mode = "sharded",
         pooled: Pooled = "auto",
         replicas: float = REPLICAS,
+        placement: Placement = "row",
         **options: Any,
     ) -> None:
         cores = share_cores()
@@ -87,7 +92,8 @@ class ShardedTables(EmbeddingTables):
             _check_settings(gradients, traffic, pooled, replicas)
             check_mode(mode, optimizer)
             share = replica_share(mode, replicas, mesh.size)
-            super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), replicas=share, **options)
+            shard = Shard(mesh.rank, mesh.size)
+            super().__init__(tables, optimizer, shard=shard, replicas=share, placement=placement, **options)
         except BaseException as error:
             order.refuse(error)
             raise

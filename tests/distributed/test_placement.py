@@ -1,0 +1,106 @@
+"""Laws 1, 4 and 6 for tables on one rank, for columns of rows on all, and for all placements at once."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import hotbed
+from hotbed import Table, optim
+from hotbed.errors import ConfigError, HotbedError
+from hotbed.parallel.sharded import ShardedTables
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_sharded import FEATURES, OPTIMIZERS, STEPS, TABLES, alone, train
+
+EVERY_ELEMENT = {  # optimizers that work by element
+    "sgd": OPTIMIZERS["sgd"],
+    "adagrad": OPTIMIZERS["adagrad"],
+    "adam": optim.Adam(lr=0.1, l2=0.01, weight_decay=0.1),
+    "ftrl": OPTIMIZERS["ftrl"],
+    "by_count": optim.Adagrad(lr=0.1, scale_by_count=True),
+}
+PLACES = {
+    "table": dict.fromkeys(TABLES, "table"),
+    "column": dict.fromkeys(TABLES, "column"),
+    "mixed": {"a": "row", "b": "table", "c": "column"},
+    "mixed otherwise": {"a": "table", "b": "row", "c": "row"},
+    "columns next to tables": {"a": "column", "b": "table", "c": "table"},
+}
+
+
+def placed(places):
+    return {name: dataclasses.replace(table, placement=places[name]) for name, table in TABLES.items()}
+
+
+def in_ranks(places, optimizers, rank_options, ahead=False):
+    import torch.distributed as dist
+
+    rank, world, results = dist.get_rank(), dist.get_world_size(), []
+    for optimizer in optimizers.values():
+        options = {"pooled": "never", **rank_options}
+        tables = ShardedTables(placed(places), optimizer, seed=5, gradients="sum", output="dict", **options)
+        result = train(tables, rank, world, ahead)
+        for cache in tables.caches:
+            cache.cache.check_integrity()
+        results.append((*result, tables.counters()))
+    return results
+
+
+def expected_of(name, optimizers):
+    if OPTIMIZERS.get(name) == optimizers[name]:
+        return alone(name)
+    return train(hotbed.EmbeddingTables(TABLES, optimizers[name], seed=5, output="dict"), 0, 1)
+
+
+def whole_rows(results, name, placement):
+    """(ids ascending, columns) of a table, from what every rank has of it."""
+    parts = [result[1][name] for result in results]
+    if placement == "column":
+        ids = parts[0][0]
+        assert all(torch.equal(ids, other) for other, _ in parts)
+        dim = TABLES[name].dim
+        assert all(columns["weight"].shape[1] == dim // len(parts) for _, columns in parts)
+        columns = {}
+        for column, first in parts[0][1].items():
+            slices = [one[column] for _, one in parts]
+            if first.shape[1] == dim // len(parts) and column != "step":
+                columns[column] = torch.cat(slices, dim=1)
+            else:
+                assert all(torch.equal(first, one) for one in slices)
+                columns[column] = first
+        return ids, columns
+    if placement == "table":
+        assert sum(bool(ids.shape[0]) for ids, _ in parts) == 1, "one rank has all of it"
+    ids = torch.cat([ids for ids, _ in parts])
+    order = ids.argsort()
+    return ids[order], {column: torch.cat([one[column] for _, one in parts])[order] for column in parts[0][1]}
+
+
+def assert_as_one(results, expected, places):
+    losses, rows = expected
+    for step in range(STEPS):
+        for name in FEATURES:
+            assert torch.equal(torch.cat([result[0][step][name] for result in results]), losses[step][name])
+    for name in TABLES:
+        ids, columns = whole_rows(results, name, places[name])
+        assert torch.equal(ids, rows[name][0])
+        for column, value in rows[name][1].items():
+            assert torch.equal(columns[column], value), (name, column)
+
+
+def optimizers_for(places):
+    return EVERY_ELEMENT if "column" in places.values() else OPTIMIZERS
+
+
+def assert_each_as_one(world, places, rank_options, ahead=False):
+    optimizers = optimizers_for(places)
+    results = run_ranks(in_ranks, world, places, optimizers, rank_options, ahead)
+    for n, name in enumerate(optimizers):
+        assert_as_one([result[n] for result in results], expected_of(name, optimizers), places)
+    return results
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_give_the_rows_of_one(world, places):
+    assert_each_as_one(world, places, {})

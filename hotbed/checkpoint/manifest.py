@@ -76,7 +76,8 @@ def read_manifest(folder: Path) -> Manifest:
         if zlib.crc32(_text(body)) != crc32:
             raise RunError(f"{path} is damaged: its content does not fit its checksum.")
         tables = {
-            name: TableShape(**{**one, "numbers": tuple(one["numbers"])}) for name, one in body.pop("tables").items()
+            name: TableShape(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
+            for name, one in body.pop("tables").items()
         }
         files = {name: FileMark(*mark) for name, mark in body.pop("files").items()}
         return Manifest(**body, tables=tables, files=files, crc32=crc32)

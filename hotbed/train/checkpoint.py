@@ -26,6 +26,7 @@ from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
 from hotbed.run.folder import check_folder, write_folder
+from hotbed.tables.snapshot.snapshot import shapes_of
 from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.follow import Follower
 from hotbed.train.interval import Interval
@@ -73,7 +74,7 @@ def load_checkpoint(
     world.stage("loading a checkpoint", alone=True)
     if found is None:
         raise RunError(_why_none(run))
-    if found.world == world.size:
+    if found.world == world.size and _same_places(found, learner, world):
         document, interval = _load_own(found, learner, world, say)
     else:
         document, interval = _load_others(found, learner, world, say)
@@ -115,6 +116,12 @@ def _why_none(run: Path) -> str:
     return f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite."
 
 
+def _same_places(found: SavedCheckpoint, learner: Learner, world: World) -> bool:
+    """Whether every rank saved what it has now; the same answer on all of them."""
+    saved, wanted = _entry(found.folders[world.rank]).manifest.tables, shapes_of(learner.tables)
+    return all(name not in saved or saved[name].placement == one.placement for name, one in wanted.items())
+
+
 def _load_own(
     found: SavedCheckpoint, learner: Learner, world: World, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Interval]:
@@ -145,8 +152,11 @@ def _load_others(
     load_all(entries, learner)
     whole = join_states(states).state()
     interval = Interval.from_state(whole, learner.device)
+    changed = f"by {_ranks(found.world)} and continues with {_ranks(world.size)}"
+    if found.world == world.size:
+        changed = "with tables placed otherwise on the ranks"
     say(
-        f"the checkpoint of step {found.step:,} was saved by {_ranks(found.world)} and continues with {_ranks(world.size)}: "
+        f"the checkpoint of step {found.step:,} was saved {changed}: "
         "all rows and weights are there, the contents of caches are not, and the samples left in the epoch are distributed "
         "again"
     )

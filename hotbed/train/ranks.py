@@ -131,7 +131,7 @@ def load_all(entries: Sequence[Entry], learner: Learner) -> None:
 def _load_rows(entries: Sequence[Entry], sink: TablesSink, load_rest: Callable[[], None]) -> None:
     for entry in entries:
         check_sizes(chain_of(entry))
-        refuse_misfits(entry, sink.tables)
+        refuse_misfits(entry, sink.tables, any_rank=True)
     rests = [tensors_of(entry, REST) for entry in entries]
     with filling(sink):
         for rank, entry in enumerate(entries):

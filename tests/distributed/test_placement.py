@@ -104,3 +104,78 @@ def assert_each_as_one(world, places, rank_options, ahead=False):
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_give_the_rows_of_one(world, places):
     assert_each_as_one(world, places, {})
+
+
+@pytest.mark.parametrize("places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"])
+def test_caches_that_evict(places):
+    results = assert_each_as_one(2, places, {"cache": 0.1}, ahead=True)
+    assert sum(one[2].written_back for result in results for one in result) > 100
+
+
+def test_tiers(tmp_path):
+    places, world = PLACES["mixed"], 2
+    results = run_ranks(in_tiers, world, places, str(tmp_path))
+    assert_as_one([result[0] for result in results], alone("adagrad"), places)
+
+
+def in_tiers(places, folder):
+    import torch.distributed as dist
+
+    options = {"cache": 0.1, "memory": "256KiB", "ssd": f"{folder}/{dist.get_rank()}:32MiB"}
+    return in_ranks(places, {"adagrad": OPTIMIZERS["adagrad"]}, options, True)
+
+
+@pytest.mark.parametrize("places", [PLACES["table"], PLACES["column"]], ids=["table", "column"])
+def test_bags_summed_by_their_only_owner_are_those_of_one(places):
+    """A whole bag is summed in one place, so no partial sums round."""
+    optimizers = {"adagrad": OPTIMIZERS["adagrad"]}
+    results = run_ranks(in_ranks, 2, places, optimizers, {"pooled": "always"})
+    assert_as_one([result[0] for result in results], alone("adagrad"), places)
+
+
+@pytest.mark.parametrize("mode", ["replicated", "all-reduce", "auto"])
+def test_tables_on_one_rank_in_all_modes(mode):
+    optimizers = {"adagrad": OPTIMIZERS["adagrad"]}
+    results = run_ranks(in_ranks, 2, PLACES["table"], optimizers, {"mode": mode})
+    assert_as_one([result[0] for result in results], alone("adagrad"), PLACES["table"])
+
+
+def test_columns_with_automatic_mode():
+    optimizers = {"adagrad": OPTIMIZERS["adagrad"]}
+    results = run_ranks(in_ranks, 2, PLACES["mixed"], optimizers, {"mode": "auto"})
+    assert_as_one([result[0] for result in results], alone("adagrad"), PLACES["mixed"])
+
+
+BUDGET = 64 << 10
+
+
+@pytest.mark.parametrize("places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"])
+def test_budgets_hold(places):
+    for device_bytes, slots, rows in run_ranks(bytes_of, 2, places):
+        assert device_bytes <= BUDGET
+        assert slots < rows, "the cache holds everything, so this shows nothing"
+
+
+def bytes_of(places):
+    import torch.distributed as dist
+
+    tables = ShardedTables(placed(places), OPTIMIZERS["adagrad"], output="dict", hbm=BUDGET, gradients="sum")
+    train(tables, dist.get_rank(), dist.get_world_size())
+    groups = [group for group in tables.groups if group.num_rows > 1]
+    return (
+        sum(group.num_bytes for group in tables.groups),
+        sum(group.num_slots for group in groups),
+        sum(group.num_rows for group in groups),
+    )
+
+
+def test_the_largest_tables_are_on_different_ranks():
+    tables = {name: Table(rows, 4, placement="table") for name, rows in zip("abcde", (900, 500, 400, 300, 30))}
+    (here, sizes), (there, others) = run_ranks(tables_of_rank, 2, tables)
+    assert (here, there) == (["a", "d"], ["b", "c", "e"])  # a | b | c to b | d to a (900 = 900) | e
+    assert (sizes, others) == ([1200], [930])
+
+
+def tables_of_rank(tables):
+    made = ShardedTables(tables)
+    return [name for name in tables if made.ids(name).shape[0]], [group.num_rows for group in made.groups]

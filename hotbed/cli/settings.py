@@ -74,6 +74,7 @@ _RESUME_MAY_CHANGE = {
     "train.checkpoint_full_every",
     "train.keep_checkpoints",
     "parallel.mode",
+    "parallel.placement",
     "parallel.local_ranks",
     "parallel.timeout",
     "follow.source",  # the files that were trained keep their names

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import RunError
+from hotbed.errors import ConfigError, RunError
 from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import NAMED_MODELS, is_own, reads_sequences, vector_width
 from hotbed.ops.init_rows import parse_init
@@ -48,7 +48,17 @@ def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
             admit, expire = parse_admit(given.admit), parse_expire(given.expire)
             table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
         tables[name] = table
-    return tables
+    return _placed(tables, config.parallel.placement)
+
+
+def _placed(tables: dict[str, Table], places: str) -> dict[str, Table]:
+    """With what ranks have of each, such as `row, ad=table`."""
+    usual, *others = (one.strip() for one in places.split(","))
+    named = {name.strip(): place for name, _, place in (one.partition("=") for one in others)}
+    unknown = [name for name in named if name not in tables]
+    if unknown:
+        raise ConfigError(f"parallel.placement: no table {', '.join(unknown)}; there are {', '.join(tables)}")
+    return {name: dataclasses.replace(one, placement=named.get(name, usual)) for name, one in tables.items()}
 
 
 def _pooling(config: RunConfig, feature: IdFeature) -> Pooling:

@@ -170,7 +170,8 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     in_bytes = (given.hbm or None, given.memory or None, ssd)
     budgets = Budgets(given.cache or None, *in_bytes, given.store_precision, replicas)
     known = own_ids(ids_of_train(schema), world)
-    amounts = amounts_of(own_rows(tables, world), optimizer, precision, known, given.store_precision)
+    own = own_rows(tables, optimizer, precision, world)
+    amounts = amounts_of(own, optimizer, precision, known, given.store_precision)
     budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size), world.size)
     return Sketch(tables, optimizer, budgets, precision, amounts, _most_used(schema, tables))
 

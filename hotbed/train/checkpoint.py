@@ -74,7 +74,7 @@ def load_checkpoint(
     world.stage("loading a checkpoint", alone=True)
     if found is None:
         raise RunError(_why_none(run))
-    if found.world == world.size and _same_places(found, learner, world):
+    if found.world == world.size:
         document, interval = _load_own(found, learner, world, say)
     else:
         document, interval = _load_others(found, learner, world, say)
@@ -116,9 +116,9 @@ def _why_none(run: Path) -> str:
     return f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite."
 
 
-def _same_places(found: SavedCheckpoint, learner: Learner, world: World) -> bool:
-    """Whether every rank saved what it has now; the same answer on all of them."""
-    saved, wanted = _entry(found.folders[world.rank]).manifest.tables, shapes_of(learner.tables)
+def _same_places(entry: Entry, learner: Learner) -> bool:
+    """Whether this rank saved what it has now; the same answer on all of them."""
+    saved, wanted = entry.manifest.tables, shapes_of(learner.tables)
     return all(name not in saved or saved[name].placement == one.placement for name, one in wanted.items())
 
 
@@ -131,8 +131,15 @@ def _load_own(
     try:
         entry = _entry(newest)
         interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
-        for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
-            say(note)
+        if _same_places(entry, learner):
+            for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
+                say(note)
+        else:
+            load_all([_entry(folder) for folder in found.folders], learner, world.rank)
+            say(
+                f"the checkpoint of step {found.step:,} was saved with tables placed otherwise on the ranks: all rows are there, "
+                "the contents of caches are not"
+            )
     except RunError as error:
         older = "" if len(folders_in(root)) == 1 else f" To resume from the one before it, move {newest} away."
         run = root.parent if world.size == 1 else root.parent.parent
@@ -152,11 +159,8 @@ def _load_others(
     load_all(entries, learner)
     whole = join_states(states).state()
     interval = Interval.from_state(whole, learner.device)
-    changed = f"by {_ranks(found.world)} and continues with {_ranks(world.size)}"
-    if found.world == world.size:
-        changed = "with tables placed otherwise on the ranks"
     say(
-        f"the checkpoint of step {found.step:,} was saved {changed}: "
+        f"the checkpoint of step {found.step:,} was saved by {_ranks(found.world)} and continues with {_ranks(world.size)}: "
         "all rows and weights are there, the contents of caches are not, and the samples left in the epoch are distributed "
         "again"
     )

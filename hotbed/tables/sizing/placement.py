@@ -78,6 +78,21 @@ def _owners(
     return owners
 
 
+def largest_rank(
+    tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, world: int
+) -> tuple[int, dict[str, int]]:
+    """(the rank with the most bytes of tables that are on one, the rank of each of them)."""
+    groups = members_by_group(tables)
+    owners = _owners(groups, optimizer, precision, world)
+    loads = [0] * world
+    for kind, members in groups.items():
+        record = layout_of(kind.dim, kind.optimizer(optimizer), kind.precision(precision)).width
+        for name, table in members.items():
+            if name in owners:
+                loads[owners[name]] += record * (table.rows or 0)
+    return loads.index(max(loads)), owners
+
+
 def _refuse_columns(
     groups: Mapping[GroupKind, Mapping[str, TableSize]], optimizer: RowOptimizer, precision: Precision, world: int
 ) -> None:
@@ -90,10 +105,9 @@ def _refuse_columns(
         if len(members) == 1:
             what = f"table {next(iter(members))!r} with placement='column'"
         if kind.dim % world:
-            fits = [n for n in range(1, world + 1) if kind.dim % n == 0]
             wrong.append(
-                f"{what}: {world} ranks have dim / {world} columns each, and dim is {kind.dim}; give a dim that {world} "
-                f"divides, {' or '.join(map(str, fits[-2:]))} ranks, or placement='row' or 'table'"
+                f"{what}: {world} ranks have equal parts of the columns, and {world} does not divide dim={kind.dim} (of a run, "
+                "model.dim, and one more where the model has a linear part); change it, or give placement='row' or 'table'"
             )
         if kind.dynamic:
             wrong.append(f"{what}: dynamic ids (rows=None) are on one rank as a whole row; give placement='row' or 'table'")

@@ -52,7 +52,9 @@ class Shard(NamedTuple):
 
     def most_local(self, num_keys: int) -> int:
         """That of the rank with most."""
-        return max(self._room(num_keys, rank) for rank in range(self.world)) if self.tables else self.num_local(num_keys)
+        return (
+            max(self._room(num_keys, rank) for rank in range(self.world)) if self.tables else self.num_local(num_keys)
+        )
 
     def _room(self, num_keys: int, rank: int) -> int:
         if self.by_column:

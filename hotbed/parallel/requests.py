@@ -64,8 +64,12 @@ def make_request(want: WantedRows) -> OwnerRequest:
     """The request of this rank."""
     shard = want.shard
     if not shard.by_column:
-        return _request(want, partition_by_owner(want.keys, want.lookups.slots, shard.owner_of_any, shard.world, want.tables))
-    partition = partition_by_owner(want.keys, want.lookups.slots, lambda keys, _: torch.zeros_like(keys), 1, want.tables)
+        return _request(
+            want, partition_by_owner(want.keys, want.lookups.slots, shard.owner_of_any, shard.world, want.tables)
+        )
+    partition = partition_by_owner(
+        want.keys, want.lookups.slots, lambda keys, _: torch.zeros_like(keys), 1, want.tables
+    )
     one, world = _request(want, partition), shard.world
     return one._replace(
         keys=one.keys.repeat(world),

@@ -99,9 +99,7 @@ def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> li
     *settled, said = make_routings(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
     each = zip(wanted, requests, settled[::2], settled[1::2])
-    return [
-        _route(mesh, *rest)._replace(mesh=rows_over, num_slices=want.shard.num_slices) for want, *rest in each
-    ]
+    return [_route(mesh, *rest)._replace(mesh=rows_over, num_slices=want.shard.num_slices) for want, *rest in each]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:

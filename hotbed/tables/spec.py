@@ -224,9 +224,7 @@ def _wrong_settings(name: str, table: Table) -> list[str]:
     return wrong
 
 
-def own_rooms(
-    rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shards: Sequence[Shard]
-) -> list[Room]:
+def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shards: Sequence[Shard]) -> list[Room]:
     """The room of every group, where some have a share of their own; without cache= the others then keep all their rows."""
     found = []
     usual = 1.0 if any(table.cache is not None for table in tables.values()) and budgets.cache is None else None

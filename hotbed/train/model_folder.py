@@ -269,7 +269,9 @@ def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     group = tables.group_of(table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
-        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]][:, slice(*group.shard.columns_of(group.dim))]
+        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]][
+            :, slice(*group.shard.columns_of(group.dim))
+        ]
         records = group.read_rows(mine)
         group.layout.weights(records).copy_(given)
         with tables.changes.changing("loading rows"):

@@ -1,6 +1,7 @@
 """Laws 1, 4 and 6 for tables on one rank, for columns of rows on all, and for all placements at once."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -106,7 +107,9 @@ def test_ranks_give_the_rows_of_one(world, places):
     assert_each_as_one(world, places, {})
 
 
-@pytest.mark.parametrize("places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"])
+@pytest.mark.parametrize(
+    "places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"]
+)
 def test_caches_that_evict(places):
     results = assert_each_as_one(2, places, {"cache": 0.1}, ahead=True)
     assert sum(one[2].written_back for result in results for one in result) > 100
@@ -149,7 +152,9 @@ def test_columns_with_automatic_mode():
 BUDGET = 64 << 10
 
 
-@pytest.mark.parametrize("places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"])
+@pytest.mark.parametrize(
+    "places", [PLACES["table"], PLACES["mixed"], PLACES["column"]], ids=["table", "mixed", "column"]
+)
 def test_budgets_hold(places):
     for device_bytes, slots, rows in run_ranks(bytes_of, 2, places):
         assert device_bytes <= BUDGET
@@ -179,3 +184,80 @@ def test_the_largest_tables_are_on_different_ranks():
 def tables_of_rank(tables):
     made = ShardedTables(tables)
     return [name for name in tables if made.ids(name).shape[0]], [group.num_rows for group in made.groups]
+
+
+def dynamic(placement):
+    return {name: Table(None, 4, placement=placement) for name in ("user", "item", "site")}
+
+
+def in_dynamic_ranks(placement):
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    tables = ShardedTables(dynamic(placement), optim.Adagrad(lr=0.1), seed=5, gradients="sum", hbm="1MiB")
+    return train_dynamic(tables, rank, world)
+
+
+def train_dynamic(tables, rank, world):
+    outs = []
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(0, 60, [24, 3], generator=generator) * 1_000_003 - (1 << 50)
+        part = ids[rank * 24 // world : (rank + 1) * 24 // world]
+        out = tables(part)
+        out.sum().backward()
+        outs.append(out.detach())
+    return outs, {name: tables.rows(name) for name in tables.tables}
+
+
+def test_dynamic_ids_on_one_rank():
+    alone_tables = hotbed.EmbeddingTables(dynamic(None), optim.Adagrad(lr=0.1), seed=5, hbm="1MiB")
+    outs, rows = train_dynamic(alone_tables, 0, 1)
+    results = run_ranks(in_dynamic_ranks, 2, "table")
+    for step, expected in enumerate(outs):
+        assert torch.equal(torch.cat([result[0][step] for result in results]), expected)
+    owned = [[name for name in rows if result[1][name][0].shape[0]] for result in results]
+    assert sorted(map(len, owned)) == [1, 2]  # three tables on two ranks
+    for name, (ids, columns) in rows.items():
+        found = next(result[1][name] for result in results if result[1][name][0].shape[0])
+        assert torch.equal(found[0], ids)
+        assert all(torch.equal(found[1][column], value) for column, value in columns.items())
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "match"),
+    [
+        (Table(9, 4, placement="rows"), {}, "placement must be one of 'row', 'table', 'column', not 'rows'"),
+        (Table(9, 4), {"placement": "all"}, "placement must be one of 'row', 'table', 'column', not 'all'"),
+        (Table(9, 5, placement="column"), {}, "2 does not divide dim=5"),
+        (Table(None, 4, placement="column"), {"hbm": "1MiB"}, r"dynamic ids \(rows=None\)"),
+        (
+            Table(9, 4, placement="column", optimizer=optim.RowwiseAdagrad()),
+            {},
+            r"rowwise_adagrad needs the mean square.*works by element \(sgd, adagrad, adam, ftrl\)",
+        ),
+        (Table(9, 4, placement="column", optimizer=optim.SGD(clip_norm=1.0)), {}, "clip_norm=1 needs the norm"),
+        (Table(9, 4, placement="column", precision="bf16"), {}, "precision='bf16' rounds an element"),
+        (Table(9, 4), {"placement": "column", "cache": 0.5, "store_precision": "int8"}, "store_precision='int8'"),
+        (Table(9, 4), {"placement": "column", "mode": "replicated"}, "keeps copies of whole rows"),
+    ],
+    ids=["word", "words of all", "dim", "dynamic", "rowwise", "clip", "16 bits", "int8", "replicas"],
+)
+def test_what_cannot_be_placed_is_refused(table, options, match):
+    for error in run_ranks(refused, 2, table, options):
+        assert re.search(match, error), error
+
+
+def refused(table, options):
+    try:
+        ShardedTables({"a": table}, optim.Adagrad(), **options)
+    except HotbedError as error:
+        assert isinstance(error, ConfigError)
+        return str(error)
+    return "nothing"
+
+
+def test_one_process_ignores_it():
+    tables = hotbed.EmbeddingTables({"a": Table(9, 5, placement="column"), "b": Table(9, 5, placement="table")})
+    assert len(tables.groups) == 1
+    assert tables.weight("a").shape == (9, 5)

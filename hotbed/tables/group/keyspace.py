@@ -210,7 +210,11 @@ class PresetKeys:
     def __init__(self, members: Sequence[Member], layout: Layout, optimizer: RowOptimizer, shard: Shard) -> None:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
-            raise ConfigError(f"tables with 2^32 rows or more: {', '.join(too_large)}. Hash their ids into fewer rows.")
+            raise ConfigError(
+                f"tables with 2^32 rows or more: {', '.join(too_large)}. Memory is laid out for all numbered rows, used or not. "
+                "Give rows=None (tables.dynamic of a run): any 64-bit id, a row for each that training meets, and the same initial "
+                "values. Or hash ids into fewer rows: hashing=True"
+            )
         self._members = {member.name: member for member in members}
         self._layout, self._optimizer, self._shard = layout, optimizer, shard
         self._addresses: dict[tuple[str, ...], Addresses] = {}

@@ -110,7 +110,9 @@ def _refuse_columns(
                 "model.dim, and one more where the model has a linear part); change it, or give placement='row' or 'table'"
             )
         if kind.dynamic:
-            wrong.append(f"{what}: dynamic ids (rows=None) are on one rank as a whole row; give placement='row' or 'table'")
+            wrong.append(
+                f"{what}: dynamic ids (rows=None) are on one rank as a whole row; give placement='row' or 'table'"
+            )
         if rows_by.rule.uses_mean_square:
             by_element = ", ".join(name for name, one in ROW_OPTIMIZERS.items() if not one.rule.uses_mean_square)
             wrong.append(

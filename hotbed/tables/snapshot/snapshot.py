@@ -249,7 +249,9 @@ class TablesSink:
         stop = start + part.columns["weight"].shape[1]
         if (first, end) == (start, stop):
             return part
-        columns = self.current(part.table, part.ids) if first < start or stop < end else self.first(part.table, part.ids)
+        columns = (
+            self.current(part.table, part.ids) if first < start or stop < end else self.first(part.table, part.ids)
+        )
         elements = self._tables.group_of(part.table).layout.element_states
         begin, finish = max(first, start), max(first, start, min(end, stop))
         for name, column in columns.items():

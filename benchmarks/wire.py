@@ -43,6 +43,7 @@ from hotbed.ops.shard import Shard
 from hotbed.optim import SGD
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
+from hotbed.tables.sizing.placement import PLACEMENTS
 
 WORLD, SEED, ZIPF = 4, 0, 1.05
 HALF, NEAR = 0.5, 0.03
@@ -63,9 +64,11 @@ class Case:
     traffic: str = "fp32"
     bag: int = 1  # ids of one sample and feature
     pooled: str = "auto"  # of ShardedTables
+    placement: str = "row"  # likewise
 
     def __str__(self) -> str:
         what = f"{self.trace} {self.order} batch={self.batch} dim={self.dim} nodes={self.nodes} {self.traffic}"
+        what = what if self.placement == "row" else f"{what} {self.placement}"
         return what if self.bag == 1 else f"{what} bag={self.bag} {WAYS[self.pooled]}"
 
 
@@ -89,6 +92,12 @@ MADE = [
     *(Case("zipf bags", "drawn", 1024, 2, dim=32, bag=20, pooled=pooled) for pooled in WAYS),
     *(Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, pooled=pooled) for pooled in WAYS),
     Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, nodes=2),
+    *(Case("zipf small", "drawn", 2048, 2, dim=16, placement=place) for place in PLACEMENTS),
+    *(
+        Case("zipf bags", "drawn", batch, 2, dim=32, bag=bag, placement=place)
+        for batch, bag in ((1024, 20), (256, 100))
+        for place in PLACEMENTS[1:]
+    ),
 ]
 
 
@@ -125,7 +134,8 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
     mean = {name: sum(one[name] for one in counted) / WORLD for name in counted[0]}
     sent = mean["in_node"] + mean["across"]
     value = 4 if case.traffic == "fp32" else 2
-    group = Group(samples.frequencies, case.dim, value_bytes=value)
+    placed = [one._replace(placement=case.placement) for one in samples.frequencies]
+    group = Group(placed, case.dim, value_bytes=value)
     cluster, way = Cluster(case.nodes, WORLD // case.nodes), cast(Any, case.pooled)
     forecast = sharded(cluster, [group], case.batch, pooled=way).total
     bags = case.batch * len(samples.rows)
@@ -144,6 +154,7 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
         "dim": case.dim,
         "traffic": case.traffic,
         "way": WAYS[case.pooled] if case.bag > 1 else "rows",
+        "placement": case.placement,
         "lookups": bags * case.bag,
         "distinct": round(mean["distinct"], 1),
         "forecast_distinct": round(group.distinct(case.batch), 1),
@@ -169,7 +180,7 @@ def misses_bar(row: dict[str, Any]) -> bool:
 def count_case(case: Case, ids: NDArray[np.int64], rows: tuple[int, ...]) -> dict[str, float]:
     """Per step, on this rank."""
     mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
-    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled)
+    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled, case.placement)
     shard, base = Shard(mesh.rank, WORLD), np.cumsum([0, *rows[:-1]])
     found = {"in_node": 0.0, "across": 0.0, "distinct": 0.0, "remote_lookups": 0.0}
     for step in range(case.steps):
@@ -189,20 +200,25 @@ def check_ranks() -> None:
     rows, rank, share = (1000, 77, 3), dist.get_rank(), 64
     ids = torch.stack(batches(rows, share * WORLD, 3, seed=5))
     bags = ids.view(3, -1, 8, len(rows)).transpose(2, 3).reshape(3, -1, 8 * len(rows))
-    for pooled in WAYS:
-        tables = _tables(rows, 8, Mesh(nodes=1, local=WORLD), "fp32", pooled)
-        alone = hotbed.EmbeddingTables({f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}, SGD(lr=0.5))
+    for pooled, placement in [*((way, "row") for way in WAYS), ("auto", "table"), ("auto", "column")]:
+        tables = _tables(rows, 8, Mesh(nodes=1, local=WORLD), "fp32", pooled, placement)
+        declared = {f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}
+        alone = hotbed.EmbeddingTables(declared, SGD(lr=0.5), independent=True)
         for given, bag in ((ids, 1), (bags, 8)):
             for step in given:
                 _train(tables, step[rank * len(step) // WORLD : (rank + 1) * len(step) // WORLD], bag)
                 _train(alone, step, bag)
         mine, theirs = tables(ids[0, share * rank : share * (rank + 1)]), alone(ids[0])
         if not torch.equal(mine, theirs[share * rank : share * (rank + 1)]):
-            raise SystemExit(f"four ranks do not train what one does, with pooled={pooled!r}; nothing is counted")
+            raise SystemExit(
+                f"four ranks do not train what one does, with pooled={pooled!r}, placement={placement!r}; nothing is counted"
+            )
 
 
-def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any = "auto") -> ShardedTables:
-    declared = {f"C{i}": hotbed.Table(n, dim) for i, n in enumerate(rows)}
+def _tables(
+    rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any = "auto", placement: Any = "row"
+) -> ShardedTables:
+    declared = {f"C{i}": hotbed.Table(n, dim, placement=placement) for i, n in enumerate(rows)}
     return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", traffic=traffic, pooled=pooled)
 
 

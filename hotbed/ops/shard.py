@@ -170,9 +170,9 @@ def _numbered(shard: Shard, device: torch.device) -> tuple[_Stretches, _Stretche
     found = _places(shard.tables, shard.world, device)
     end = torch.tensor([sum(rows for rows, _ in shard.tables)], device=device)
     stretches = []
-    for owner, numbers, start in ((SPREAD, found.base - found.shift, 0), (shard.rank, found.first, found.room)):
+    for owner, firsts, start in ((SPREAD, found.base - found.shift, 0), (shard.rank, found.first, found.room)):
         mine = found.owner == owner
         used = start + sum(rows for rows, its_owner in shard.tables if its_owner == owner)
-        numbers = torch.cat([numbers[mine], torch.tensor([used], device=device)])
+        numbers = torch.cat([firsts[mine], torch.tensor([used], device=device)])
         stretches.append(_Stretches(numbers, torch.cat([found.base[mine], end]), found.room))
     return stretches[0], stretches[1]

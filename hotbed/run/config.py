@@ -224,7 +224,7 @@ class ParallelConfig:
     )
     placement: str = setting(
         "row",
-        "what a rank has of tables: rows spread over all, the whole table on one, or columns of every row; row, ad=table by name",
+        "what a rank has of a table: some rows, all or nothing (table), or some columns; others by name: row, ad=table",
         form=(PLACES, "row, table or column, and those of single tables by name: row, ad=table, user=column"),
     )
     replicas: float = setting(

@@ -40,8 +40,8 @@ class Table:
     `optimizer` (with its learning rate), `precision`, `policy` and `cache` override those of the tables; the table trains as it
     would alone with these settings, to the bit. `frozen`: its rows stay as they are.
 
-    `placement` is for ranks (ShardedTables): "row" spreads rows over all of them, "table" keeps the table on one, "column" gives
-    each a slice of every row.
+    `placement` is for ranks (ShardedTables): "row" spreads rows over all of them, "table" keeps the table on one, "column"
+    gives each a slice of every row.
     """
 
     rows: int | None

@@ -137,8 +137,8 @@ def _load_own(
         else:
             load_all([_entry(folder) for folder in found.folders], learner, world.rank)
             say(
-                f"the checkpoint of step {found.step:,} was saved with tables placed otherwise on the ranks: all rows are there, "
-                "the contents of caches are not"
+                f"the checkpoint of step {found.step:,} was saved with tables placed otherwise on the ranks: all rows are "
+                "there, the contents of caches are not"
             )
     except RunError as error:
         older = "" if len(folders_in(root)) == 1 else f" To resume from the one before it, move {newest} away."

@@ -23,8 +23,8 @@ from hotbed.checkpoint.read import check_sizes, refuse_slices, rows_of
 from hotbed.forecast.explain.run import OpenRun, RowRequest
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
-from hotbed.tables.snapshot.snapshot import saved_shard
 from hotbed.scorer.checkpoints import parts_of
+from hotbed.tables.snapshot.snapshot import saved_shard
 
 CACHE, MEMORY, SSD, DEVICE, NEVER, GONE = "cache", "memory", "ssd", "device", "never trained", "no row"
 

@@ -211,9 +211,9 @@ class PresetKeys:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
             raise ConfigError(
-                f"tables with 2^32 rows or more: {', '.join(too_large)}. Memory is laid out for all numbered rows, used or not. "
-                "Give rows=None (tables.dynamic of a run): any 64-bit id, a row for each that training meets, and the same initial "
-                "values. Or hash ids into fewer rows: hashing=True"
+                f"tables with 2^32 rows or more: {', '.join(too_large)}. Memory is laid out for all numbered rows, used or "
+                "not. Give rows=None (tables.dynamic of a run): any 64-bit id, a row for each that training meets, and the "
+                "same initial values. Or hash ids into fewer rows: hashing=True"
             )
         self._members = {member.name: member for member in members}
         self._layout, self._optimizer, self._shard = layout, optimizer, shard

@@ -71,7 +71,7 @@ def _owners(
     owners = {}
     for num_bytes, name, num_features in sorted(sizes, key=lambda one: -one[0]):  # stable: as declared
         is_dynamic = num_bytes == 0
-        rank = min(range(world), key=lambda r: loads[r] if is_dynamic else loads[r][1:])  # noqa: B023  called here
+        rank = min(range(world), key=lambda r: loads[r] if is_dynamic else loads[r][1:])
         owners[name] = rank
         for place, load in enumerate((int(is_dynamic), num_bytes, num_features)):
             loads[rank][place] += load

@@ -170,7 +170,8 @@ def wires_of(dataset: Dataset, shape: BatchShape, found: Sketch, world: int, mod
     """Rows sharded over ranks."""
     local = min(world, _LOCAL)
     cluster = Cluster(-(-world // local), local)
-    frequencies = read_frequencies(dataset)
+    each = zip(read_frequencies(dataset), found.tables.values())
+    frequencies = [one._replace(placement=table.placement or "row") for one, table in each]
     key_bytes = 4 if found.amounts.rows * world < 2**31 else 8
     exchanges = sharded(cluster, [Group(frequencies, shape.width, key_bytes)], shape.samples)
     weights = dense(cluster, sum(one.numel() for one in model.parameters()))

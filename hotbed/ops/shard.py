@@ -139,7 +139,8 @@ class _TablePlaces(NamedTuple):
 def _places(tables: tuple[tuple[int, int], ...], world: int, device: torch.device) -> _TablePlaces:
     num_spread = sum(rows for rows, owner in tables if owner == SPREAD)
     room = -(-num_spread // world)
-    base, shift, first, before = [], [], [], {}
+    base, shift, first = [], [], []
+    before: dict[int, int] = {}  # the next number on a rank
     key = whole = 0
     for rows, owner in tables:
         base.append(key)
@@ -148,8 +149,8 @@ def _places(tables: tuple[tuple[int, int], ...], world: int, device: torch.devic
         key += rows
         whole += rows if owner != SPREAD else 0
         before[owner] += rows
-    owners = [owner for _, owner in tables]
-    return _TablePlaces(*(torch.tensor(one, device=device) for one in (base, owners, shift, first)), room)
+    named = (torch.tensor(one, device=device) for one in (base, [owner for _, owner in tables], shift, first))
+    return _TablePlaces(next(named), next(named), next(named), next(named), room)
 
 
 class _Stretches(NamedTuple):

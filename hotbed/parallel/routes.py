@@ -98,8 +98,11 @@ def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> li
     counts = torch.tensor([*numbers, [0] * mesh.size], device="cpu").t().contiguous()
     *settled, said = make_routings(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
-    each = zip(wanted, requests, settled[::2], settled[1::2])
-    return [_route(mesh, *rest)._replace(mesh=rows_over, num_slices=want.shard.num_slices) for want, *rest in each]
+    found = []
+    for want, request, of_keys, of_vectors in zip(wanted, requests, settled[::2], settled[1::2]):
+        route = _route(mesh, request, of_keys, of_vectors)
+        found.append(route._replace(mesh=rows_over, num_slices=want.shard.num_slices))
+    return found
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:

@@ -15,7 +15,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 
@@ -27,6 +27,7 @@ from hotbed.models import NAMED_MODELS, is_own, reads_sequences, vector_width
 from hotbed.ops.init_rows import parse_init
 from hotbed.run.config import RunConfig
 from hotbed.run.folder import check_folder, is_training, recover_folder
+from hotbed.tables.sizing.placement import Placement
 from hotbed.tables.spec import Pooling, Table
 
 _BAG = 16  # ids of a bag, as an estimate
@@ -58,7 +59,10 @@ def _placed(tables: dict[str, Table], places: str) -> dict[str, Table]:
     unknown = [name for name in named if name not in tables]
     if unknown:
         raise ConfigError(f"parallel.placement: no table {', '.join(unknown)}; there are {', '.join(tables)}")
-    return {name: dataclasses.replace(one, placement=named.get(name, usual)) for name, one in tables.items()}
+    return {
+        name: dataclasses.replace(one, placement=cast(Placement, named.get(name, usual)))
+        for name, one in tables.items()
+    }
 
 
 def _pooling(config: RunConfig, feature: IdFeature) -> Pooling:

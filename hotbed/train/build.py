@@ -44,6 +44,7 @@ from hotbed.tables.sizing.fit import (
     table_problems,
     too_small,
 )
+from hotbed.tables.sizing.placement import with_placements
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
@@ -162,7 +163,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     """Tables, the optimizer of their rows, and what they take on a rank."""
     schema = dataset.schema
     optimizer = _row_optimizer(config)
-    tables = table_specs(config, schema)
+    tables = with_placements(table_specs(config, schema), "row", world.size)
     given = config.tables
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None

@@ -43,6 +43,7 @@ from hotbed.ops.shard import Shard
 from hotbed.optim import SGD
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
+from hotbed.tables.sizing.placement import PLACEMENTS
 
 WORLD, SEED, ZIPF = 4, 0, 1.05
 HALF, NEAR = 0.5, 0.03
@@ -65,6 +66,7 @@ class Case:
     bag: int = 1  # ids of one sample and feature
     pooled: str = "auto"  # of ShardedTables
     once: bool = False  # once_per_node of ShardedTables
+    placement: str = "row"  # likewise
 
     @property
     def way(self) -> str:
@@ -74,6 +76,7 @@ class Case:
     def __str__(self) -> str:
         what = f"{self.trace} {self.order} batch={self.batch} dim={self.dim} nodes={self.nodes} {self.traffic}"
         what += f" {ONCE}" if self.once else ""
+        what = what if self.placement == "row" else f"{what} {self.placement}"
         return what if self.bag == 1 else f"{what} bag={self.bag} {WAYS[self.pooled]}"
 
 
@@ -99,6 +102,12 @@ MADE = [
     *(Case("zipf bags", "drawn", 1024, 2, dim=32, bag=20, pooled=pooled) for pooled in WAYS),
     *(Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, pooled=pooled) for pooled in WAYS),
     Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, nodes=2),
+    *(Case("zipf small", "drawn", 2048, 2, dim=16, placement=place) for place in PLACEMENTS),
+    *(
+        Case("zipf bags", "drawn", batch, 2, dim=32, bag=bag, placement=place)
+        for batch, bag in ((1024, 20), (256, 100))
+        for place in PLACEMENTS[1:]
+    ),
 ]
 
 
@@ -135,7 +144,8 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
     mean = {name: sum(one[name] for one in counted) / WORLD for name in counted[0]}
     sent = mean["in_node"] + mean["across"]
     value = 4 if case.traffic == "fp32" else 2
-    group = Group(samples.frequencies, case.dim, value_bytes=value)
+    placed = [one._replace(placement=case.placement) for one in samples.frequencies]
+    group = Group(placed, case.dim, value_bytes=value)
     cluster, way = Cluster(case.nodes, WORLD // case.nodes), cast(Any, case.pooled)
     forecast = sharded(cluster, [group], case.batch, pooled=way, once_per_node=case.once).total
     bags = case.batch * len(samples.rows)
@@ -154,6 +164,7 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
         "dim": case.dim,
         "traffic": case.traffic,
         "way": case.way,
+        "placement": case.placement,
         "lookups": bags * case.bag,
         "distinct": round(mean["distinct"], 1),
         "forecast_distinct": round(group.distinct(case.batch), 1),
@@ -179,7 +190,7 @@ def misses_bar(row: dict[str, Any]) -> bool:
 def count_case(case: Case, ids: NDArray[np.int64], rows: tuple[int, ...]) -> dict[str, float]:
     """Per step, on this rank."""
     mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
-    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled, case.once)
+    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled, case.once, case.placement)
     shard, base = Shard(mesh.rank, WORLD), np.cumsum([0, *rows[:-1]])
     found = {"in_node": 0.0, "across": 0.0, "distinct": 0.0, "remote_lookups": 0.0}
     for step in range(case.steps):
@@ -199,8 +210,14 @@ def check_ranks() -> None:
     rows, rank, share = (1000, 77, 3), dist.get_rank(), 64
     ids = torch.stack(batches(rows, share * WORLD, 3, seed=5))
     bags = ids.view(3, -1, 8, len(rows)).transpose(2, 3).reshape(3, -1, 8 * len(rows))
-    for pooled, once in (*((pooled, False) for pooled in WAYS), ("never", True)):
-        tables = _tables(rows, 8, Mesh(2, WORLD // 2) if once else Mesh(1, WORLD), "fp32", pooled, once)
+    ways = [
+        *((way, False, "row") for way in WAYS),
+        ("never", True, "row"),
+        *(("auto", False, one) for one in ("table", "column")),
+    ]
+    for pooled, once, placement in ways:
+        mesh = Mesh(2, WORLD // 2) if once else Mesh(1, WORLD)
+        tables = _tables(rows, 8, mesh, "fp32", pooled, once, placement)
         declared = {f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}
         alone = hotbed.EmbeddingTables(declared, SGD(lr=0.5), independent=True)
         for given, bag in ((ids, 1), (bags, 8)):
@@ -209,11 +226,15 @@ def check_ranks() -> None:
                 _train(alone, step, bag)
         mine, theirs = tables(ids[0, share * rank : share * (rank + 1)]), alone(ids[0])
         if not torch.equal(mine, theirs[share * rank : share * (rank + 1)]):
-            raise SystemExit(f"four ranks do not train what one does, with pooled={pooled!r}; nothing is counted")
+            raise SystemExit(
+                f"four ranks do not train what one does, with pooled={pooled!r}, placement={placement!r}; nothing is counted"
+            )
 
 
-def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any, once: bool) -> ShardedTables:
-    declared = {f"C{i}": hotbed.Table(n, dim) for i, n in enumerate(rows)}
+def _tables(
+    rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any, once: bool, placement: Any
+) -> ShardedTables:
+    declared = {f"C{i}": hotbed.Table(n, dim, placement=placement) for i, n in enumerate(rows)}
     options: dict[str, Any] = {"traffic": traffic, "pooled": pooled, "once_per_node": once}
     return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", **options)
 

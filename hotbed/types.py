@@ -74,6 +74,18 @@ class TableShape:
     init: str = ""  # distribution of initial values, as text
     seed: int = 0
     group: str = field(default="", compare=False)  # of tables with settings of their own, the first of their group
+    owner: int | None = None  # the rank that has all rows; None: they are spread over the ranks
+    columns: tuple[int, int] | None = None  # (first, end) of what this rank has of every row; None: all
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(first, end) of the columns here."""
+        return self.columns or (0, self.dim)
+
+    @property
+    def placement(self) -> tuple[int | None, tuple[int, int] | None]:
+        """What this rank has of it."""
+        return self.owner, self.columns
 
     @property
     def group_name(self) -> str:
@@ -92,6 +104,7 @@ class RowPart(NamedTuple):
     table: str
     ids: Tensor  # int64 [N], distinct
     columns: dict[str, Tensor]  # "weight" [N, D], every state [N, D] or [N, 1], every further number int64 [N]
+    first_column: int = 0  # of the weights and their states, in rows of which ranks have slices
 
     @property
     def num_bytes(self) -> int:

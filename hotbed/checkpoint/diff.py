@@ -17,7 +17,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.files import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, rows_of, tensors_of
+from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, refuse_slices, rows_of, tensors_of
 
 _PASS_BYTES = 1 << 30
 _PLACE = ("row",)  # where the record of a dynamic id is: not a difference
@@ -64,6 +64,8 @@ class _TableRows(NamedTuple):
 
 def diff(one: Sequence[Entry], other: Sequence[Entry], report: Report = lambda _: None) -> Diff:
     """Compare two checkpoints, each with its chain; of every rank that wrote it."""
+    for entries in (one, other):
+        refuse_slices(entries, "a comparison")
     chains = [chain_of(entry) for entry in one], [chain_of(entry) for entry in other]
     links = [entry for ranks in chains for chain in ranks for entry in chain]
     check_sizes(links)

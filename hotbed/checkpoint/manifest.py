@@ -75,9 +75,7 @@ def read_manifest(folder: Path) -> Manifest:
         body, crc32 = tree["checkpoint"], tree["crc32"]
         if zlib.crc32(_text(body)) != crc32:
             raise RunError(f"{path} is damaged: its content does not fit its checksum.")
-        tables = {
-            name: TableShape(**{**one, "numbers": tuple(one["numbers"])}) for name, one in body.pop("tables").items()
-        }
+        tables = {name: TableShape(**_tuples(one)) for name, one in body.pop("tables").items()}
         files = {name: FileMark(*mark) for name, mark in body.pop("files").items()}
         return Manifest(**body, tables=tables, files=files, crc32=crc32)
     except OSError as error:
@@ -86,6 +84,10 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
+
+
+def _tuples(shape: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in shape.items()}
 
 
 def _text(body: dict[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,15 @@ def rows_of(entry: Entry, report: Report = lambda _: None) -> Iterator[RowPart]:
 
     with closing(run_ahead(read, tasks, threads=THREADS, ahead=THREADS, name="checkpoint")) as files:
         for path, content in files:
-            yield from parts_of(path, content)
+            for part in parts_of(path, content):
+                yield placed(part, entry)
             report(len(content))
+
+
+def placed(part: RowPart, entry: Entry) -> RowPart:
+    """Rows of a checkpoint, with the columns that its rank has of them."""
+    shape = entry.manifest.tables.get(part.table)
+    return part if shape is None or shape.columns is None else part._replace(first_column=shape.columns[0])
 
 
 def gone_of(entry: Entry) -> Iterator[tuple[str, Tensor]]:
@@ -142,9 +150,14 @@ def tensors_of(entry: Entry, stem: str) -> dict[str, Tensor]:
     return read_tensors(path)
 
 
-def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape]) -> None:
-    """A RunError unless the tables are those that were saved."""
+def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape], *, any_rank: bool = False) -> None:
+    """A RunError unless the tables are those that were saved; with `any_rank`, whatever ranks have of them."""
     saved = entry.manifest.tables
+    if any_rank:
+        saved, tables = (
+            {name: replace(shape, owner=None, columns=None) for name, shape in shapes.items()}
+            for shapes in (saved, tables)
+        )
     wrong = [f"it has no table {name!r}" for name in tables if name not in saved]
     wrong += [f"its table {name!r} is not wanted" for name in saved if name not in tables]
     for name, shape in tables.items():
@@ -155,6 +168,16 @@ def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape]) -> None:
         raise RunError(
             f"{entry.folder} does not fit this run: {'; '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}. "
             "Build the same tables, or carry over what fits with --warm-start (hotbed.checkpoint.warm_start)."
+        )
+
+
+def refuse_slices(entries: Sequence[Entry], what: str) -> None:
+    """A RunError where ranks have columns of rows, for a reader of whole ones."""
+    sliced = [name for name, shape in entries[0].manifest.tables.items() if shape.columns is not None]
+    if sliced:
+        raise RunError(
+            f"{entries[0].folder} has rows by column, some columns of each rank (tables {', '.join(sliced)}), and {what} reads "
+            "whole rows. `hotbed export` joins them; so does a run of one process that resumes."
         )
 
 

@@ -57,6 +57,9 @@ class Sink(Protocol):
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
         """The columns of these rows at their initial values, as in a RowPart; or as if they had started with these weights."""
 
+    def current(self, table: str, ids: Tensor) -> dict[str, Tensor]:
+        """Likewise, as the rows are now; initial values of those that other ranks have."""
+
     def adopt(self, name: str, folder: Path) -> None:
         """Take the rows of a frozen folder by that name; its files must not be changed."""
 

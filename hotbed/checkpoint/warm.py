@@ -146,19 +146,26 @@ def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _IdTa
 def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
     """The rows in the columns of the new table; columns that the old one lacks are as in a new row."""
     shape = sink.tables[part.table]
-    first = sink.first(part.table, part.ids)
-    weight = first["weight"].clone()
-    weight[:, : old.dim] = part.columns["weight"]
+    (first, end), start = shape.span, part.first_column  # of columns: here, and in the part
+    stop = min(end, start + part.columns["weight"].shape[1])
+    here, there = slice(max(first, start) - first, stop - first), slice(max(first, start) - start, stop - start)
+    is_partial = first < start or stop < min(end, old.dim)  # other ranks have more of these rows
+    if max(first, start) >= stop:
+        here = there = slice(0, 0)
+    before = sink.current(part.table, part.ids) if is_partial else sink.first(part.table, part.ids)
+    weight = before["weight"].clone()
+    weight[:, here] = part.columns["weight"][:, there]
     columns = {"weight": weight}
     columns |= {name: one for name, one in part.columns.items() if name in shape.numbers and name not in _OLD_NUMBERS}
     same_optimizer = (old.optimizer, set(old.states)) == (shape.optimizer, set(shape.states))
     fresh = sink.first(part.table, part.ids, weight)
-    for name in shape.states:
-        columns[name] = fresh[name].clone()
-        if same_optimizer:
-            saved = part.columns[name]
-            columns[name][:, : saved.shape[1]] = saved
-    return RowPart(part.table, part.ids, columns)
+    for name, width in shape.states.items():
+        columns[name] = (before if is_partial and same_optimizer else fresh)[name].clone()
+        if same_optimizer and width == shape.dim > 1:
+            columns[name][:, here] = part.columns[name][:, there]
+        elif same_optimizer:
+            columns[name].copy_(part.columns[name].view(columns[name].shape))
+    return RowPart(part.table, part.ids, columns, first)
 
 
 def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: WarmStartReport) -> None:
@@ -177,7 +184,7 @@ def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: WarmStar
 
 
 def _taken(part: RowPart, which: Tensor) -> RowPart:
-    return RowPart(part.table, part.ids[which], {name: one[which] for name, one in part.columns.items()})
+    return part._replace(ids=part.ids[which], columns={name: one[which] for name, one in part.columns.items()})
 
 
 class _IdTally:

@@ -75,6 +75,7 @@ _RESUME_MAY_CHANGE = {
     "train.checkpoint_full_every",
     "train.keep_checkpoints",
     "parallel.mode",
+    "parallel.placement",
     "parallel.local_ranks",
     "parallel.bind",
     "parallel.timeout",

@@ -33,6 +33,7 @@ class Frequencies(NamedTuple):
     numbers: Floats  # [C]
     total: int | None = None  # lookups of an epoch, drawn without replacement; None: with replacement
     per_sample: float = 1.0  # lookups
+    placement: str = "row"  # of its table
 
     def distinct(self, num_samples: float) -> float:
         """Expected distinct ids of `num_samples` samples."""
@@ -47,8 +48,11 @@ class Frequencies(NamedTuple):
     def parts(self, world: int) -> float:
         """Expected ranks that own some of the ids of one bag; every bag is assumed to have the mean number of distinct ids.
 
-        Neighbouring rows have different owners, so each rank owns an equal share of the rows.
+        Neighbouring rows have different owners, so each rank owns an equal share of the rows. A table on one rank has one
+        owner; so have columns, in slices that make up one vector.
         """
+        if self.placement != "row":
+            return 1.0
         rows, distinct = float(self.numbers.sum()), self.distinct(1)
         return distinct if rows <= world else world * (1.0 - _absent(rows / world, rows, distinct))
 
@@ -124,8 +128,9 @@ class Group(NamedTuple):
         found = []
         for feature in self.features:
             distinct = feature.distinct(batch)
-            rows = RowDemand(distinct, distinct)
-            parts = RowDemand(batch * feature.per_sample, batch * feature.parts(world))
+            copies = world if feature.placement == "column" else 1  # of a key
+            rows = RowDemand(distinct * copies, distinct)
+            parts = RowDemand(batch * feature.per_sample * copies, batch * feature.parts(world))
             saves = pooled == "auto" and self.bytes_of(parts) < self.bytes_of(rows)
             is_bags = feature.per_sample != 1
             found.append(parts if is_bags and (saves or pooled == "always") else rows)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.replay import LookAhead, Replay
 from hotbed.forecast.sampled import SampledEpoch, SampleOptions, draw_small_epoch
-from hotbed.forecast.trace import TraceSource, from_dataset
+from hotbed.forecast.trace import TraceSource, from_dataset, rows_of
 from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_rank, part_of_tables
-from hotbed.ops.shard import Shard
+from hotbed.ops.shard import SPREAD, WHOLE, Shard
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
+from hotbed.tables.sizing.placement import largest_rank
 from hotbed.train.build import Sketch, sketch
 
 MOST_LOOKUPS = 60_000_000  # that are simulated
@@ -35,6 +38,34 @@ class ForecastRequest:
     @cached_property
     def sketch(self) -> Sketch:
         return sketch(self.config, self.dataset, World(0, self.world))
+
+    @cached_property
+    def _places(self) -> tuple[int, list[int]]:
+        """(the rank with most bytes, the owner of every table); of rows by column it has a part of each, which are its own."""
+        tables = self.sketch.tables
+        rank, owners = largest_rank(tables, self.sketch.optimizer, self.sketch.precision, self.world)
+        return rank, [
+            rank if table.placement == "column" else owners.get(name, SPREAD) for name, table in tables.items()
+        ]
+
+    def _shard(self, rows: Iterable[int]) -> Shard:
+        """What that rank has of tables with so many rows."""
+        if self.world == 1:
+            return WHOLE
+        rank, owners = self._places
+        return Shard(rank, self.world).of_tables(tuple(zip(rows, owners)))
+
+    @cached_property
+    def shard(self) -> Shard:
+        """Of the rank with most bytes, over the keys of the simulated batches."""
+        ends = [0, *self.given.ends]
+        return self._shard(end - start for start, end in pairwise(ends))
+
+    def _distinct(self, tables: tuple[int, ...]) -> int:
+        """Rows of some tables that the train split uses and the rank has."""
+        rank, owners = self._places
+        spread = distinct_rows(self._as_read, tuple(n for n in tables if owners[n] == SPREAD)) // self.world
+        return spread + distinct_rows(self._as_read, tuple(n for n in tables if owners[n] == rank))
 
     @cached_property
     def _as_read(self) -> Dataset:
@@ -67,9 +98,9 @@ class ForecastRequest:
     @cached_property
     def replay(self) -> Replay:
         """The part of them that this rank owns."""
-        name = ("replay", id(self.given), self.world)
+        name = ("replay", id(self.given), self.shard)
         if name not in self.shared:
-            self.shared[name] = Replay(part_of_rank(self.given.trace, Shard(0, self.world)))
+            self.shared[name] = Replay(part_of_rank(self.given.trace, self.shard))
         found: Replay = self.shared[name]
         return found
 
@@ -82,7 +113,8 @@ class ForecastRequest:
         """An epoch with a share of the rows of some features; two epochs if several are trained."""
         train, data = self.config.train, self.config.data
         several = train.epochs > 1 and not 0 < train.max_steps <= self.num_batches
-        wanted = SampleOptions(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world, features)
+        shard = self._shard(rows_of(self._as_read))
+        wanted = SampleOptions(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, shard, features)
         if wanted not in self.shared:
             self.shared[wanted] = draw_small_epoch(self._as_read, wanted)
         found: SampledEpoch = self.shared[wanted]
@@ -90,29 +122,24 @@ class ForecastRequest:
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Numbers of the tables that share a cache; dynamic ids have a cache of their own."""
-        kinds: dict[bool, list[int]] = {}
+        """Numbers of the tables that share a cache; dynamic ids have a cache of their own, and so have columns of rows."""
+        kinds: dict[tuple[bool, bool], list[int]] = {}
         for number, table in enumerate(self.sketch.tables.values()):
-            kinds.setdefault(table.rows is None, []).append(number)
+            kinds.setdefault((table.rows is None, table.placement == "column"), []).append(number)
         return [tuple(features) for features in kinds.values()]
 
     @cached_property
     def seen(self) -> list[BatchKnowledge]:
         """What is known of the batches, for every group."""
-        shard = Shard(0, self.world)
         if len(self.groups) == 1:
-            num_distinct = distinct_rows(self._as_read) // self.world
-            hot = partial(hot_of, self.given, shard)
+            num_distinct = self._distinct(self.groups[0])
+            hot = partial(hot_of, self.given, self.shard)
             return [BatchKnowledge(self.replay, hot, num_distinct, self.thinned)]
         found = []
         for features in self.groups:
             replay = Replay(part_of_tables(self.replay.trace, self.given.ends, features))
-            num_distinct = distinct_rows(self._as_read, features) // self.world
-            found.append(
-                BatchKnowledge(
-                    replay, partial(hot_of, self.given, shard), num_distinct, partial(self.thinned, features)
-                )
-            )
+            hot = partial(hot_of, self.given, self.shard)
+            found.append(BatchKnowledge(replay, hot, self._distinct(features), partial(self.thinned, features)))
         return found
 
     @property

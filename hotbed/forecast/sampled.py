@@ -24,7 +24,7 @@ from hotbed.data.schema import IdFeature
 from hotbed.forecast.replay import CacheReplay, LookAhead, Replay
 from hotbed.forecast.replay_kernels import IndexSize
 from hotbed.forecast.trace import Trace, rows_of
-from hotbed.ops.shard import Shard
+from hotbed.ops.shard import SPREAD, WHOLE, Shard
 
 _SEED = 1
 _LEAST_SLOTS = 256  # below this, the size of an index is mostly rounding
@@ -51,7 +51,7 @@ class SampleOptions(NamedTuple):
     epochs: int  # that are drawn
     same_order: bool  # in all of them
     most_lookups: int  # in all of them
-    world: int = 1  # ranks, of which one is looked at
+    shard: Shard = WHOLE  # the rank that is looked at
     features: tuple[int, ...] | None = None  # numbers of those that are looked at; None: all
 
     def has(self, feature: int) -> bool:
@@ -122,7 +122,7 @@ def draw_small_epoch(dataset: Dataset, wanted: SampleOptions) -> SampledEpoch:
     """A small epoch of a rank's rows, or several in a row."""
     some = (uses for number, uses in enumerate(uses_of(dataset)) if wanted.has(number))
     num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in some) * wanted.epochs
-    share = min(1.0, wanted.most_lookups * wanted.world / max(num_lookups, 1))
+    share = min(1.0, wanted.most_lookups * wanted.shard.world / max(num_lookups, 1))
     rng = np.random.default_rng(_SEED)
     keys, times = _taken(dataset, share, wanted, rng)
     places = np.repeat(np.arange(keys.shape[0]), times)
@@ -167,20 +167,21 @@ def _taken(
     keys, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     num_rows = rows_of(dataset)
     base, above = 0, sum(num_rows)
-    others, shard = [], Shard(0, wanted.world)
+    others, shard = [], wanted.shard
+    owners = [owner for _, owner in shard.tables] or [SPREAD] * len(num_rows)
     for number, (uses, rows) in enumerate(zip(uses_of(dataset), num_rows)):
         if not wanted.has(number):
             base += rows
             continue
         order = np.argsort(-uses.times, kind="stable")
         if shard.world > 1:
-            owners = shard.owner_of(torch.from_numpy(base + uses.rows[order])).numpy()
-            order = order[owners == shard.rank]
+            order = order[(shard.owner_of(torch.from_numpy(base + uses.rows[order])) == shard.rank).numpy()]
         steps = np.floor(np.arange(order.shape[0] + 1) * share + rng.random())
         taken = np.sort(order[np.diff(steps) > 0])
         keys.append(base + uses.rows[taken])
         times.append(np.minimum(uses.times[taken], _MOST_USES * wanted.num_batches))
-        count = round(uses.other_rows * share / shard.world)
+        part = 1 / shard.world if owners[number] == SPREAD else float(owners[number] == shard.rank)
+        count = round(uses.other_rows * share * part)
         if count:
             mean = uses.other_times / uses.other_rows
             others.append(np.floor(mean + rng.random(count)).astype(np.int64))

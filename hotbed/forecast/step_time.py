@@ -172,7 +172,8 @@ def wires_of(
     """Rows sharded over ranks."""
     local = min(world, _LOCAL)
     cluster = Cluster(-(-world // local), local)
-    frequencies = read_frequencies(dataset)
+    each = zip(read_frequencies(dataset), found.tables.values())
+    frequencies = [one._replace(placement=table.placement or "row") for one, table in each]
     key_bytes = 4 if found.amounts.rows * world < 2**31 else 8
     group = Group(frequencies, shape.width, key_bytes)
     exchanges = sharded(cluster, [group], shape.samples, once_per_node=once_per_node)

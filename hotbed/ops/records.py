@@ -80,7 +80,8 @@ def saved_layout(shape: TableShape) -> Layout:
     """The layout of a table's records in its files."""
     by_element = tuple(state for state, width in shape.states.items() if width == shape.dim and shape.dim > 1)
     by_row = tuple(state for state in shape.states if state not in by_element)
-    return Layout(shape.dim, by_element, by_row, cast(Precision, shape.precision))
+    first, end = shape.span
+    return Layout(end - first, by_element, by_row, cast(Precision, shape.precision))
 
 
 def as_numpy(tensor: Tensor) -> NDArray[Any]:

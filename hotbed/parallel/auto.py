@@ -244,6 +244,13 @@ def choose_front(
     mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup, room: ReplicaRoom
 ) -> ShardFront | ReplicatedFront | AutoFront:
     """The front that answers the lookups of a group."""
+    if group.shard.by_column:
+        if mode in _COPIES:
+            raise ConfigError(
+                f"mode={mode!r} keeps copies of whole rows, and every rank has a slice of those with placement='column' "
+                f"({', '.join(group.members)}); use mode='sharded' or 'auto', or placement='row' or 'table'"
+            )
+        return sharded
     if mode == "all-reduce":
         _refuse_all_reduce(sharded, group)
     if mode in _COPIES:

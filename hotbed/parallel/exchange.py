@@ -165,7 +165,7 @@ class RankExchange:
         if self._mode == "sharded":
             return routes
         wants, began = [way.wants for way in self._ways], time.perf_counter()
-        routes = with_unions(mesh, routes, [group.num_rows for group in self._groups], wants)
+        routes = with_unions(mesh, routes, [group.keyspace.most_rows for group in self._groups], wants)
         if mesh is self._ranks.mesh:  # else a feed does it ahead of time
             for route in routes:
                 if route.union is not None:
@@ -176,7 +176,7 @@ class RankExchange:
         """The lookups that all ranks request from this one, by group. To dynamic ids they are the next training batch."""
         found = []
         for group, front, route in zip(self._groups, self._sharded, routes):
-            request = KeyRequest(route.keys, route.tables, group.num_rows)
+            request = KeyRequest(route.keys, route.tables, group.keyspace.most_rows)
             keys, origin = group.keyspace.answer(request, route.times, learns)
             if learns and front.shared is not None:
                 keys = front.shared.behind(keys)

@@ -5,6 +5,8 @@ key of a bag goes to its owner, which sums its part of the bag; one vector for e
 goes there. Long bags of ids that seldom repeat are cheaper in parts. Each rank chooses for every table, from the counts of its
 batch: to an owner a row is a part with one key.
 
+Of rows that are placed by column, every rank has a slice: the same request goes to all of them.
+
 Shapes: L lookups, N bags, W ranks.
 """
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.partition import OwnerPartition, Owners, partition_by_owner
+from hotbed.ops.partition import OwnerPartition, partition_by_owner
 from hotbed.ops.parts import count_ways, split
 from hotbed.ops.shard import Shard
 
@@ -36,7 +38,7 @@ class WantedRows(NamedTuple):
 
     lookups: Lookups  # slots are negative for padding
     keys: Tensor  # int64 [L], or dynamic ids
-    owner_of: Owners
+    shard: Shard  # of the group
     tables: Tensor | None = None  # int32 [L], of dynamic ids
     num_local: int = 0  # keys of a rank, at most
     bags: PooledBags | None = None  # None: rows are requested
@@ -58,9 +60,26 @@ class OwnerRequest(NamedTuple):
     marks: Tensor | None = None  # int32 [.., 2], of dynamic ids: table and occurrences of each; [.., 1]: occurrences
 
 
-def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
-    """The request of the rank that has this shard."""
-    partition = partition_by_owner(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
+def make_request(want: WantedRows) -> OwnerRequest:
+    """The request of this rank."""
+    shard = want.shard
+    if not shard.by_column:
+        return _request(
+            want, partition_by_owner(want.keys, want.lookups.slots, shard.owner_of_any, shard.world, want.tables)
+        )
+    partition = partition_by_owner(
+        want.keys, want.lookups.slots, lambda keys, _: torch.zeros_like(keys), 1, want.tables
+    )
+    one, world = _request(want, partition), shard.world
+    return one._replace(
+        keys=one.keys.repeat(world),
+        num_keys=one.num_keys * world,
+        num_vectors=one.num_vectors * world,
+        marks=None if one.marks is None else one.marks.repeat(world, 1),
+    )
+
+
+def _request(want: WantedRows, partition: OwnerPartition) -> OwnerRequest:
     own = want.lookups._replace(slots=partition.places, check=None, origin=None)
     if partition.kinds is not None:
         return OwnerRequest(
@@ -70,12 +89,12 @@ def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
             partition.counts,
             torch.stack([partition.kinds, partition.times], dim=1),
         )
-    keys = shard.local_of(partition.keys)
+    keys = want.shard.local_of(partition.keys)
     if want.counted:
         return OwnerRequest(
             own, keys.to(want.key_type), partition.counts, partition.counts, partition.times.unsqueeze(1)
         )
-    in_parts = _in_parts(want, partition, shard)
+    in_parts = _in_parts(want, partition)
     if in_parts is None or own.bags is None:
         return OwnerRequest(own, keys.to(want.key_type), partition.counts, partition.counts)
     parts = split(partition.places, own.bags.starts, in_parts, keys, partition.counts)
@@ -90,7 +109,7 @@ def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
     return OwnerRequest(own, parts.keys.to(want.key_type), parts.num_keys, parts.num_vectors)
 
 
-def _in_parts(want: WantedRows, partition: OwnerPartition, shard: Shard) -> Tensor | None:
+def _in_parts(want: WantedRows, partition: OwnerPartition) -> Tensor | None:
     """Whether each bag [N] is requested in parts; None if none is."""
     bags = want.bags
     if bags is None or want.lookups.bags is None:
@@ -100,8 +119,10 @@ def _in_parts(want: WantedRows, partition: OwnerPartition, shard: Shard) -> Tens
     num_tables = max(bags.table_of_span) + 1
     chosen = list(range(num_tables))
     if not bags.always:
-        ways = count_ways(partition.places, starts, table_of_bag, partition.counts, shard.rank)
-        chosen = [table for table, counts in enumerate(zip(*ways)) if _saves(*counts, bags.row_bytes, want.key_type)]
+        shard, key_bytes = want.shard, want.key_type.itemsize * want.shard.num_slices
+        own = -1 if shard.by_column else shard.rank  # a slice of everything is here, which changes no ratio
+        ways = count_ways(partition.places, starts, table_of_bag, partition.counts, own)
+        chosen = [table for table, counts in enumerate(zip(*ways)) if _saves(*counts, bags.row_bytes, key_bytes)]
     if not chosen:
         return None
     goes = torch.zeros(num_tables + 1, dtype=torch.bool, device="cpu")  # the last entry is for table -1
@@ -109,9 +130,9 @@ def _in_parts(want: WantedRows, partition: OwnerPartition, shard: Shard) -> Tens
     return goes.to(starts.device)[table_of_bag]
 
 
-def _saves(rows: int, keys: int, parts: int, row_bytes: int, key_type: torch.dtype) -> bool:
+def _saves(rows: int, keys: int, parts: int, row_bytes: int, key_bytes: int) -> bool:
     """Whether parts move fewer bytes than rows: keys there, vectors back, gradients there."""
-    return keys * key_type.itemsize + 2 * parts * row_bytes < rows * (key_type.itemsize + 2 * row_bytes)
+    return keys * key_bytes + 2 * parts * row_bytes < rows * (key_bytes + 2 * row_bytes)
 
 
 def _tables_of_bags(spans: tuple[Span, ...], tables: tuple[int, ...], starts: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from hotbed.errors import RankError
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.partition import OwnerPartition, partition_by_owner
-from hotbed.ops.shard import Shard
 from hotbed.parallel.collect import (
     RowRouting,
     carry,
@@ -60,12 +59,13 @@ class Route(NamedTuple):
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, their occurrences in the batch of their rank
     union: Union | None = None  # of the rows that all ranks request, if there are replicas
+    num_slices: int = 1  # of every vector: one from each rank, where rows are placed by column
     call: int = 0  # of the tables
 
     @property
     def num_vectors(self) -> int:
         """Vectors that come back."""
-        return self.routing.num_sent
+        return self.routing.num_sent // self.num_slices
 
     def kept_union(self) -> Union:
         """The union, where the tables have replicas."""
@@ -74,10 +74,16 @@ class Route(NamedTuple):
 
     def bring(self, vectors: Tensor) -> Tensor:
         """Vectors [V, D] of the keys -> those that this rank requested [num_vectors, D]."""
-        return carry_back(self.mesh, vectors, self.routing)
+        found = carry_back(self.mesh, vectors, self.routing)
+        S, V = self.num_slices, self.num_vectors
+        return found if S == 1 else found.view(S, V, found.shape[1]).transpose(0, 1).reshape(V, S * found.shape[1])
 
     def give(self, gradients: Tensor) -> Tensor:
         """The inverse: gradients of the requested vectors -> to the owners."""
+        S, V = self.num_slices, self.num_vectors
+        if S > 1:
+            width = gradients.shape[1] // S
+            gradients = gradients.view(V, S, width).transpose(0, 1).reshape(S * V, width)
         return carry(self.mesh, gradients, self.routing)
 
 
@@ -97,14 +103,16 @@ def make_routes(
     mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh, *, once_per_node: bool = False
 ) -> list[Route]:
     """The routes of one batch by group, exchanged over `mesh`; `once_per_node`: see `merge_in_node`."""
-    requests = [make_request(want, Shard(mesh.rank, mesh.size)) for want in wanted]
+    requests = [make_request(want) for want in wanted]
     numbers = [numbers for request in requests for numbers in (request.num_keys, request.num_vectors)]
     counts = torch.tensor([*numbers, [0] * mesh.size], device="cpu").t().contiguous()
     *settled, said = make_routings(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
-    most = [want.num_local if once_per_node else 0 for want in wanted]
-    each = zip(requests, settled[::2], settled[1::2], most)
-    return [_route(mesh, *one)._replace(mesh=rows_over) for one in each]
+    found = []
+    for want, request, of_keys, of_vectors in zip(wanted, requests, settled[::2], settled[1::2]):
+        route = _route(mesh, request, of_keys, of_vectors, want.num_local if once_per_node else 0)
+        found.append(route._replace(mesh=rows_over, num_slices=want.shard.num_slices))
+    return found
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
@@ -234,7 +242,7 @@ def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> WantedR
     """The rows of one group; `flattened` gives the lookups of a batch for an object that maps ids to keys."""
     lookups = flattened(_Places(group))
     keys, tables, num_local = group.keyspace.request(lookups)
-    return WantedRows(lookups, keys, group.shard.owner_of_any, tables, num_local)
+    return WantedRows(lookups, keys, group.shard, tables, num_local)
 
 
 def tables_in_parts(inputs: GroupInputs, given: BatchInputs) -> tuple[int, ...] | None:

@@ -49,7 +49,7 @@ class ShardFront:
     replica_bytes = 0
 
     def __init__(self, ranks: FrontContext, group: TableGroup, number: int, scale: float, traffic: TrafficType) -> None:
-        self.layout = group.layout
+        self.layout = group.layout._replace(dim=group.dim)  # of whole rows
         self._ranks, self._group, self._number = ranks, group, number
         self._scale = scale
         self._type = TYPES[traffic]

@@ -30,6 +30,7 @@ from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
 from hotbed.store.counts import Tiers
 from hotbed.tables.lookup import Bags, Ids, Vectors
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.placement import Placement
 from hotbed.tables.spec import Table
 
 _LOG = logging.getLogger("hotbed.parallel")
@@ -64,6 +65,9 @@ class ShardedTables(EmbeddingTables):
     Replicas have the share `replicas` of the bytes of `hbm=`, and the cache the rest; a batch of all ranks that does not fit
     there is refused. Where the cache is a share of the rows, or holds all, replicas take what four batches need, in addition.
 
+    `placement="row"` spreads the rows of every table over all ranks, "table" keeps each table on one rank, "column" gives every
+    rank a slice of each row; Table(placement=) says it for one table. The rows are the same to the bit (docs/distributed.md).
+
     A single rank exchanges nothing and has the speed of EmbeddingTables.
     """
 
@@ -81,6 +85,7 @@ class ShardedTables(EmbeddingTables):
         pooled: Pooled = "auto",
         replicas: float = REPLICAS,
         once_per_node: bool = False,
+        placement: Placement = "row",
         **options: Any,
     ) -> None:
         cores = share_cores()
@@ -92,8 +97,10 @@ class ShardedTables(EmbeddingTables):
             _check_settings(gradients, traffic, pooled, replicas)
             check_mode(mode, optimizer)
             _check_once(once_per_node, mode, pooled)
+            _check_once_by_row(once_per_node, tables, placement)
             share = replica_share(mode, replicas, mesh.size)
-            super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), replicas=share, **options)
+            shard = Shard(mesh.rank, mesh.size)
+            super().__init__(tables, optimizer, shard=shard, replicas=share, placement=placement, **options)
         except BaseException as error:
             order.refuse(error)
             raise
@@ -147,6 +154,16 @@ def _check_once(once_per_node: bool, mode: str, pooled: str) -> None:
         raise ConfigError(
             f"once_per_node=True needs mode='sharded' and pooled='auto' or 'never', not mode={mode!r}, pooled={pooled!r}: "
             "replicas cross once as they are, and parts of bags are of one rank"
+        )
+
+
+def _check_once_by_row(once_per_node: bool, tables: Mapping[str, Table], placement: str) -> None:
+    """Ranks of a node merge requests by the numbers of rows, which are alike on all ranks where tables are placed by row."""
+    others = {name: table.placement or placement for name, table in tables.items()}
+    found = next((f"{name} by {one}" for name, one in others.items() if one != "row"), None)
+    if once_per_node and found is not None:
+        raise ConfigError(
+            f"once_per_node=True needs placement='row' for all tables, and {found} is not; leave one of the two out"
         )
 
 

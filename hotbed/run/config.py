@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
+PLACES = r"(row|table|column)(\s*,\s*[^,=]+=(row|table|column))*"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
 
 ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "ftrl": 0.05}
@@ -226,6 +227,11 @@ class ParallelConfig:
         "sharded",
         "how ranks get rows that others own; the same result, bags and all-reduce up to rounding",
         one_of=MODES,
+    )
+    placement: str = setting(
+        "row",
+        "what a rank has of a table: some rows, all or nothing (table), or some columns; others by name: row, ad=table",
+        form=(PLACES, "row, table or column, and those of single tables by name: row, ad=table, user=column"),
     )
     replicas: float = setting(
         0.5, "the share of tables.hbm that is for replicas of rows, in all modes but sharded", above=0, most=0.95

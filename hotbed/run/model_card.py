@@ -15,18 +15,19 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import RunError
+from hotbed.errors import ConfigError, RunError
 from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import NAMED_MODELS, is_own, reads_sequences, vector_width
 from hotbed.ops.init_rows import parse_init
 from hotbed.run.config import RunConfig
 from hotbed.run.folder import check_folder, is_training, recover_folder
+from hotbed.tables.sizing.placement import Placement
 from hotbed.tables.spec import Pooling, Table
 
 _BAG = 16  # ids of a bag, as an estimate
@@ -48,7 +49,20 @@ def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
             admit, expire = parse_admit(given.admit), parse_expire(given.expire)
             table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
         tables[name] = table
-    return tables
+    return _placed(tables, config.parallel.placement)
+
+
+def _placed(tables: dict[str, Table], places: str) -> dict[str, Table]:
+    """With what ranks have of each, such as `row, ad=table`."""
+    usual, *others = (one.strip() for one in places.split(","))
+    named = {name.strip(): place for name, _, place in (one.partition("=") for one in others)}
+    unknown = [name for name in named if name not in tables]
+    if unknown:
+        raise ConfigError(f"parallel.placement: no table {', '.join(unknown)}; there are {', '.join(tables)}")
+    return {
+        name: dataclasses.replace(one, placement=cast(Placement, named.get(name, usual)))
+        for name, one in tables.items()
+    }
 
 
 def _pooling(config: RunConfig, feature: IdFeature) -> Pooling:

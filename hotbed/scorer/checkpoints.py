@@ -24,7 +24,7 @@ from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.files import DENSE, checksum, mean_of
 from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import TYPES, check_sizes, gone_of, tensors_of
+from hotbed.checkpoint.read import TYPES, check_sizes, gone_of, refuse_slices, tensors_of
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
@@ -50,6 +50,7 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
     chains = [chain_of(one) for one in entries]
     for chain in chains:
         check_sizes(chain)
+    refuse_slices(entries, "scoring")
     first = entries[0]
     tree = first.manifest.document.get("config")
     if not tree:

@@ -45,6 +45,7 @@ from hotbed.tables.rates import RowRates
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.sizing.budget import Budgets, rooms_of
 from hotbed.tables.sizing.fit import sizes_of, stored_bytes
+from hotbed.tables.sizing.placement import group_shards, with_placements
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, output_of, own_rooms
 from hotbed.tables.state_dict import load_columns, save_columns
@@ -106,13 +107,14 @@ class EmbeddingTables(nn.Module):
         store_precision: str = "same",
         independent: bool = False,
         shard: Shard = WHOLE,
+        placement: str = "row",
         replicas: float = 0.0,
     ) -> None:
         super().__init__()
         listen()
         self._optimizer = optimizer if optimizer is not None else Adagrad()
         self.is_frozen = self._is_eval = False  # by requires_grad_(False); by tables.eval() itself
-        self.tables = dict(tables)
+        self.tables = with_placements(tables, placement, shard.world)
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
         self.lr_factor = 1.0
@@ -122,15 +124,16 @@ class EmbeddingTables(nn.Module):
         self.independent = independent
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
-        sizes = sizes_of(self.tables, self.optimizer, precision, shard)
+        shards = group_shards(self.tables, self.optimizer, precision, shard)
+        sizes = sizes_of(self.tables, self.optimizer, precision, shards)
         place = torch.empty(0, device=device, dtype=torch.float32).device
         budgets = Budgets(cache, hbm, memory, ssd, store_precision, staging, replicas)
-        stored = stored_bytes(self.tables, self.optimizer, precision, store_precision)
-        rooms = own_rooms(rooms_of(budgets, sizes, place.type, stored), self.tables, budgets, shard)
+        stored = stored_bytes(self.tables, self.optimizer, precision, store_precision, shards)
+        rooms = own_rooms(rooms_of(budgets, sizes, place.type, stored), self.tables, budgets, shards)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
         self.replica_rooms = [room.replica_bytes for room in rooms]  # by group
         self.cache_budget = ("hbm", parse_bytes(hbm, "hbm")) if hbm is not None else ("memory", self._memory_budget)
-        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
+        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shards)
         for group in self.groups:
             group.initialise(seed)
         self.group_inputs = [

@@ -16,6 +16,7 @@ from hotbed.optim import RowOptimizer
 from hotbed.tables.inputs import Feature
 from hotbed.tables.sizing.budget import Budgets, Room
 from hotbed.tables.sizing.fit import OwnSettings, members_by_group
+from hotbed.tables.sizing.placement import PLACEMENTS, Placement
 
 Pooling = Literal["sum", "mean", "none"]
 Output = Literal["auto", "stack", "dict", "concat"]
@@ -38,6 +39,9 @@ class Table:
 
     `optimizer` (with its learning rate), `precision`, `policy` and `cache` override those of the tables; the table trains as it
     would alone with these settings, to the bit. `frozen`: its rows stay as they are.
+
+    `placement` is for ranks (ShardedTables): "row" spreads rows over all of them, "table" keeps the table on one, "column"
+    gives each a slice of every row.
     """
 
     rows: int | None
@@ -55,6 +59,7 @@ class Table:
     policy: str | None = None
     cache: float | None = None  # the share of its rows on the device
     frozen: bool = False  # its rows never move, and carry no optimizer state
+    placement: Placement | None = None  # of ShardedTables: what each rank has of it; None: as the others
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class Table:
         policy: str | None = None,
         cache: float | None = None,
         frozen: bool = False,
+        placement: Placement | None = None,
         *,
         num_embeddings: int | None = _ABSENT,
         embedding_dim: int = _ABSENT,
@@ -93,6 +99,7 @@ class Table:
             "policy": policy,
             "cache": cache,
             "frozen": frozen,
+            "placement": placement,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)  # frozen
@@ -206,6 +213,9 @@ def _wrong_settings(name: str, table: Table) -> list[str]:
         wrong.append(f"table {name!r}: optimizer must be one of hotbed.optim, not {rows_by!r}")
     if table.frozen and table.optimizer is not None:
         wrong.append(f"table {name!r}: frozen rows never move; leave out optimizer= or frozen=True")
+    if table.placement is not None and table.placement not in PLACEMENTS:
+        known = ", ".join(map(repr, PLACEMENTS))
+        wrong.append(f"table {name!r}: placement must be one of {known}, not {table.placement!r}")
     share = table.cache
     if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
         wrong.append(f"table {name!r}: cache is a share of its rows, above 0 and at most 1, not {share!r}")
@@ -214,11 +224,11 @@ def _wrong_settings(name: str, table: Table) -> list[str]:
     return wrong
 
 
-def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shard: Shard) -> list[Room]:
+def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shards: Sequence[Shard]) -> list[Room]:
     """The room of every group, where some have a share of their own; without cache= the others then keep all their rows."""
     found = []
     usual = 1.0 if any(table.cache is not None for table in tables.values()) and budgets.cache is None else None
-    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
+    for room, shard, (kind, named) in zip(rooms, shards, members_by_group(tables).items()):
         share = usual if kind.own is None or kind.own.cache is None else kind.own.cache
         if share is not None:
             if budgets.ssd is not None or budgets.hbm is not None:

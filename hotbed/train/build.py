@@ -44,6 +44,7 @@ from hotbed.tables.sizing.fit import (
     table_problems,
     too_small,
 )
+from hotbed.tables.sizing.placement import with_placements
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
@@ -162,7 +163,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     """Tables, the optimizer of their rows, and what they take on a rank."""
     schema = dataset.schema
     optimizer = _row_optimizer(config)
-    tables = table_specs(config, schema)
+    tables = with_placements(table_specs(config, schema), "row", world.size)
     given = config.tables
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None
@@ -170,7 +171,8 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     in_bytes = (given.hbm or None, given.memory or None, ssd)
     budgets = Budgets(given.cache or None, *in_bytes, given.store_precision, given.staging or None, replicas)
     known = own_ids(ids_of_train(schema), world)
-    amounts = amounts_of(own_rows(tables, world), optimizer, precision, known, given.store_precision)
+    own = own_rows(tables, optimizer, precision, world)
+    amounts = amounts_of(own, optimizer, precision, known, given.store_precision)
     budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size), world.size)
     return Sketch(tables, optimizer, budgets, precision, amounts, _most_used(schema, tables))
 

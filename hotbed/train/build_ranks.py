@@ -20,7 +20,8 @@ from torch import nn
 import hotbed
 from hotbed.data.draws import key_of
 from hotbed.errors import ConfigError
-from hotbed.optim import KStepAdam
+from hotbed.ops.records import Precision, layout_of
+from hotbed.optim import KStepAdam, RowOptimizer
 from hotbed.optim.kstep.merge import MergeRule
 from hotbed.parallel.auto import Mode
 from hotbed.parallel.mesh import Mesh
@@ -30,6 +31,7 @@ from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.sizing.budget import parse_ssd
+from hotbed.tables.sizing.placement import largest_rank
 from hotbed.tables.spec import Table
 
 _PACKAGES = ("torch", "numpy", "numba", "pyarrow")
@@ -59,6 +61,16 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
     if config.parallel.once_per_node and config.parallel.mode != "sharded":
         problems.append(
             f"parallel.once_per_node: must be false with parallel.mode={config.parallel.mode}; replicas cross once as they are"
+        )
+    kinds = {one.rpartition("=")[2].strip() for one in config.parallel.placement.split(",")}
+    if config.parallel.once_per_node and kinds != {"row"}:
+        problems.append(
+            f"parallel.once_per_node: must be false with parallel.placement={config.parallel.placement}; it is for tables by row"
+        )
+    if "column" in kinds and len(kinds) > 1 and (config.tables.warmup or config.tables.policy == "static"):
+        problems.append(
+            f"parallel.placement: must be column for all tables or for none with tables.warmup or the static policy, not "
+            f"{config.parallel.placement!r}; columns have a cache of their own, and the most frequent rows are those of one"
         )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
@@ -94,12 +106,29 @@ def tables_of(config: RunConfig, world: World, replicas: float) -> Any:
     return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic, **share)
 
 
-def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
-    """Tables with a rank's share of the rows, for a forecast of memory."""
-    return {
-        name: table if table.rows is None else dataclasses.replace(table, rows=-(-table.rows // world.size))
-        for name, table in tables.items()
-    }
+def own_rows(
+    tables: Mapping[str, Table], optimizer: RowOptimizer, precision: Precision, world: World
+) -> dict[str, Table]:
+    """Tables with the rows of the rank that has most bytes, for a forecast of memory; columns of rows count as fewer rows."""
+    if world.size == 1:
+        return dict(tables)
+    rank, owners = largest_rank(tables, optimizer, precision, world.size)
+    all_columns = all(table.placement == "column" for table in tables.values())
+    found = {}
+    for name, table in tables.items():
+        width = layout_of(table.dim, optimizer, precision).width
+        part = layout_of(max(1, table.dim // world.size), optimizer, precision).width
+        if table.rows is None:
+            found[name] = table
+        elif all_columns:
+            found[name] = dataclasses.replace(table, dim=table.dim // world.size)
+        elif table.placement == "column":
+            found[name] = dataclasses.replace(table, rows=-(-table.rows * part // width))
+        elif table.placement == "table":
+            found[name] = dataclasses.replace(table, rows=table.rows if owners[name] == rank else 0)
+        else:
+            found[name] = dataclasses.replace(table, rows=-(-table.rows // world.size))
+    return found
 
 
 def own_ids(known: Mapping[str, int], world: World) -> dict[str, int]:

@@ -26,6 +26,7 @@ from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
 from hotbed.run.folder import check_folder, write_folder
+from hotbed.tables.snapshot.snapshot import shapes_of
 from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.follow import Follower
 from hotbed.train.interval import Interval
@@ -115,6 +116,12 @@ def _why_none(run: Path) -> str:
     return f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite."
 
 
+def _same_places(entry: Entry, learner: Learner) -> bool:
+    """Whether this rank saved what it has now; the same answer on all of them."""
+    saved, wanted = entry.manifest.tables, shapes_of(learner.tables)
+    return all(name not in saved or saved[name].placement == one.placement for name, one in wanted.items())
+
+
 def _load_own(
     found: SavedCheckpoint, learner: Learner, world: World, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Interval]:
@@ -124,8 +131,15 @@ def _load_own(
     try:
         entry = _entry(newest)
         interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
-        for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
-            say(note)
+        if _same_places(entry, learner):
+            for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
+                say(note)
+        else:
+            load_all([_entry(folder) for folder in found.folders], learner, world.rank)
+            say(
+                f"the checkpoint of step {found.step:,} was saved with tables placed otherwise on the ranks: all rows are "
+                "there, the contents of caches are not"
+            )
     except RunError as error:
         older = "" if len(folders_in(root)) == 1 else f" To resume from the one before it, move {newest} away."
         run = root.parent if world.size == 1 else root.parent.parent

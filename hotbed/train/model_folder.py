@@ -42,7 +42,6 @@ from hotbed.ids import Admit
 from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
-from hotbed.ops.shard import Shard
 from hotbed.optim import SGD
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config_check import raise_problems
@@ -270,7 +269,9 @@ def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     group = tables.group_of(table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
-        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]]
+        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]][
+            :, slice(*group.shard.columns_of(group.dim))
+        ]
         records = group.read_rows(mine)
         group.layout.weights(records).copy_(given)
         with tables.changes.changing("loading rows"):
@@ -286,10 +287,11 @@ def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tenso
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
         parts = world.collect(_bits(group.layout.weights(group.read_rows(mine))).numpy())
-        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
+        whole = torch.empty(ids.shape[0], group.dim, dtype=group.weight_type, device="cpu")
         for rank, part in enumerate(parts):
-            here = Shard(rank, world.size).owner_of(keys) == rank
-            whole[here] = torch.from_numpy(part).view(group.weight_type)
+            shard = group.shard._replace(rank=rank)
+            here = (shard.owner_of(keys) == rank).nonzero().squeeze(1)
+            whole[here, slice(*shard.columns_of(group.dim))] = torch.from_numpy(part).view(group.weight_type)
         yield whole
 
 

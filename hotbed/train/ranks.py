@@ -111,16 +111,18 @@ def join_states(parts: list[dict[str, torch.Tensor]]) -> Interval:
     return whole
 
 
-def load_all(entries: Sequence[Entry], learner: Learner) -> None:
-    """Put the rows and weights of all ranks in place."""
-    weights = mean_of([tensors_of(entry, DENSE) for entry in entries])
-    states = mean_of([tensors_of(entry, OPTIMIZER) for entry in entries])
+def load_all(entries: Sequence[Entry], learner: Learner, rank: int | None = None) -> None:
+    """Put the rows and weights of all ranks in place; where only rows moved between ranks, the weights are those of `rank`."""
+    dense = entries if rank is None else [entries[rank]]
+    weights = mean_of([tensors_of(entry, DENSE) for entry in dense])
+    states = mean_of([tensors_of(entry, OPTIMIZER) for entry in dense])
 
     def load_dense() -> None:
         try:
             learner.model.load_state_dict(weights)
             if learner.optimizer is not None:
-                load_optimizer(learner.optimizer, _fitting(states, learner.optimizer))
+                fitting = states if rank is not None else _fitting(states, learner.optimizer)
+                load_optimizer(learner.optimizer, fitting)
         except (RuntimeError, ValueError, KeyError) as error:
             raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
 
@@ -131,7 +133,7 @@ def load_all(entries: Sequence[Entry], learner: Learner) -> None:
 def _load_rows(entries: Sequence[Entry], sink: TablesSink, load_rest: Callable[[], None]) -> None:
     for entry in entries:
         check_sizes(chain_of(entry))
-        refuse_misfits(entry, sink.tables)
+        refuse_misfits(entry, sink.tables, any_rank=True)
     rests = [tensors_of(entry, REST) for entry in entries]
     with filling(sink):
         for rank, entry in enumerate(entries):

@@ -228,8 +228,8 @@ def group_rows(group: TableGroup, ids: Ids) -> int:
 
 def _rows_here(group: TableGroup, ids: Ids) -> int:
     """As `group_rows`, on this rank; dynamic ids are counted by each rank for itself."""
-    preset = sum(member.rows for name, member in group.members.items() if name not in ids)
-    return preset // group.shard.world + sum(ids[name]["rows"] for name in group.members if name in ids)
+    preset = 0 if group.keyspace.preset_rows is None else group.num_rows
+    return preset + sum(ids[name]["rows"] for name in group.members if name in ids)
 
 
 def _without_nan(value: Any) -> Any:

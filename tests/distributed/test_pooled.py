@@ -108,9 +108,9 @@ def watched(asked, settled, given, learns):
     return asked(given, learns)
 
 
-def asking(asks, want, shard):
+def asking(asks, want):
     """Notes whether this rank asks for parts."""
-    ask = make_request(want, shard)
+    ask = make_request(want)
     asks.append(sum(ask.num_keys) > sum(ask.num_vectors))
     return ask
 

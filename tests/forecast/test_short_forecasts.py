@@ -33,7 +33,7 @@ class Forecasts:
         whole = from_dataset(dataset, batch_size=BATCH, shuffle=shuffle, seed=0)
         self.num_batches = whole.trace.num_batches
         self.num_rows = whole.trace.num_rows // world
-        wanted = SampleOptions(self.num_batches, min(epochs, 2), not shuffle, LOOKUPS, world)
+        wanted = SampleOptions(self.num_batches, min(epochs, 2), not shuffle, LOOKUPS, Shard(0, world))
         short = from_dataset(dataset, batch_size=BATCH, shuffle=shuffle, seed=0, max_batches=self.num_batches // 10)
         distinct = distinct_rows(dataset) // world
         small = draw_small_epoch(dataset, wanted)

@@ -14,6 +14,7 @@ from hotbed.ops.init_rows import stream_of
 from hotbed.ops.move import reference
 from hotbed.ops.move.states import WRITTEN
 from hotbed.ops.records import PRECISIONS
+from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 from hotbed.tables.group.keyspace import Member
 from hotbed.tables.group.make import make_group
@@ -38,9 +39,9 @@ SEED = 11
 ROWS = 553
 
 
-def describe(optimizer, dim, members=MEMBERS, precision="fp32"):
+def describe(optimizer, dim, members=MEMBERS, precision="fp32", shard=WHOLE):
     tables = [move.InitialTable(m.base, stream_of(SEED, m.name), m.init, m.padding_id) for m in members]
-    return move.initial_rows(dim, optimizer, tables, precision)
+    return move.initial_rows(dim, optimizer, tables, precision, shard)
 
 
 def bits(tensor):
@@ -69,6 +70,23 @@ def test_first_records_are_those_of_the_group(optimizer, dim):
     first = describe(optimizer, dim)
     assert torch.equal(bits(reference.initial_records(keys, first)), bits(group.records[keys]))
     assert torch.equal(bits(move.initial_records(keys, first)), bits(group.records[keys]))
+
+
+def assert_slices_are_columns(optimizer, create):
+    """`create(keys, first)` gives records; a rank that has columns of every row starts with those of whole rows."""
+    keys, whole = torch.randperm(ROWS), describe(optimizer, 12)
+    expected = whole.layout.cut(move.initial_records(keys, whole))
+    for rank in range(3):
+        first = describe(optimizer, 4, shard=Shard(rank, 3, by_column=True))
+        for name, column in first.layout.cut(create(keys, first)).items():
+            wanted = expected[name] if name in first.layout.row_states else expected[name][:, 4 * rank : 4 * rank + 4]
+            assert torch.equal(column, wanted), (name, rank)
+
+
+@pytest.mark.parametrize("create", [reference.initial_records, move.initial_records], ids=["reference", "compiled"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_slices_of_rows_start_as_their_columns(optimizer, create):
+    assert_slices_are_columns(optimizer, create)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hotbed.ops.init_rows import reference as init_reference
 from hotbed.ops.move import reference
 from hotbed.ops.records import PRECISIONS
 from tests.ops.test_init_rows import INITS
-from tests.ops.test_move import OPTIMIZERS, bits, case, describe
+from tests.ops.test_move import OPTIMIZERS, assert_slices_are_columns, bits, case, describe
 from tests.pairs import pairs
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -54,6 +54,20 @@ def test_unpack(optimizer, precision, size):
     reference.unpack(expected, *moves, first)
     triton.unpack(actual, *(tensor.to(DEVICE) for tensor in moves), first)
     assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:5:3], ids=repr)
+def test_slices_of_rows_start_as_their_columns(optimizer):
+    from hotbed.ops.move import triton
+
+    def create(keys, first):
+        records = torch.full([keys.shape[0], first.layout.width], float("nan"), device=DEVICE)
+        source = torch.full_like(keys, -1, dtype=torch.int32).to(DEVICE)
+        slots = torch.arange(keys.shape[0], device=DEVICE)
+        triton.unpack(records, slots, source, records[:0], keys.to(DEVICE), first)
+        return records.cpu()
+
+    assert_slices_are_columns(optimizer, create)
 
 
 @pytest.mark.parametrize("num_tables", [1, 2, 3, 64, 300])

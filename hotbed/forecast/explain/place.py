@@ -19,11 +19,12 @@ from torch import Tensor
 
 from hotbed.cache.policies import make_policy
 from hotbed.checkpoint.chain import Entry, chain_of
-from hotbed.checkpoint.read import check_sizes, rows_of
+from hotbed.checkpoint.read import check_sizes, refuse_slices, rows_of
 from hotbed.forecast.explain.run import OpenRun, RowRequest
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
 from hotbed.scorer.checkpoints import parts_of
+from hotbed.tables.snapshot.snapshot import saved_shard
 
 CACHE, MEMORY, SSD, DEVICE, NEVER, GONE = "cache", "memory", "ssd", "device", "never trained", "no row"
 
@@ -84,7 +85,9 @@ def place_of(opened: OpenRun, request: RowRequest, key: int | None, norms: Norms
     """The tier that has the row."""
     if key is None:
         return RowPlace(GONE, None)
-    rank, local, shard = None, key, Shard(0, opened.world)
+    group = opened.tables[request.table].group_name
+    shapes = {name: one for name, one in opened.tables.items() if one.group_name == group}
+    rank, local, shard = None, key, saved_shard(shapes, Shard(0, opened.world))
     if opened.world > 1 and request.row is not None:
         rank = int(shard.owner_of(torch.tensor([key], device="cpu"))[0])
         local = int(shard.local_of(torch.tensor([key], device="cpu"))[0])
@@ -147,6 +150,7 @@ def _norm(values: Tensor) -> float:
 
 def saved_row(entries: Sequence[Entry], table: str, id_: int) -> dict[str, Tensor]:
     """Weight, optimizer states and further numbers; empty if the row was never written, or was removed."""
+    refuse_slices(entries, "explain")
     found: dict[str, Tensor] = {}
     for rank, entry in enumerate(entries):
         chain = chain_of(entry)

@@ -28,13 +28,13 @@ def row_bits(ids: Tensor, stream: int) -> Tensor:
     return _mix((ids + _signed(stream)) * _signed(_GOLDEN))
 
 
-def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
-    """Write the initial values of `ids` [U] into `out` [U, D]; `stream` names (seed, table)."""
+def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init, first: int = 0) -> None:
+    """Write the initial values of `ids` [U] into `out` [U, D]: elements `first` to first + D; `stream` names (seed, table)."""
     if isinstance(init, Constant):
         out.fill_(init.value)
         return
     row = row_bits(ids, stream).unsqueeze(1)
-    counter = torch.arange(1, out.shape[1] + 1, device=ids.device).unsqueeze(0)
+    counter = torch.arange(first + 1, first + out.shape[1] + 1, device=ids.device).unsqueeze(0)
     bits = _mix(row + counter * _signed(_GOLDEN))
     scale = torch.tensor(scale_of(init), dtype=out.dtype, device=out.device)
     if isinstance(init, Uniform):

@@ -13,7 +13,7 @@ from hotbed.ops.init_rows.distributions import NORMAL, UNIFORM, Init, kind_of, s
 from hotbed.ops.launch import cdiv, power_of_2
 
 _UNIFORM, _NORMAL = tl.constexpr(UNIFORM), tl.constexpr(NORMAL)
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _sum_of_pieces(bits):
 @triton.jit
 def row_bits(ids, streams):
     """The 64 bits that (stream, id), both int64, stand for; all elements of the row follow from them."""
-    return _mix((ids.to(tl.uint64) + streams.to(tl.uint64)) * _GOLDEN)
+    return _mix((ids.to(tl.uint64) + streams.to(tl.uint64)) * GOLDEN)
 
 
 @triton.jit
@@ -40,12 +40,12 @@ def first_values(bits, d, kinds, scales, ANY_UNIFORM: tl.constexpr, ANY_NORMAL: 
     """float32 elements d of rows; all arguments broadcast. A kind that no row has need not be computed."""
     values = scales + (d * 0).to(tl.float32)
     if ANY_UNIFORM or ANY_NORMAL:
-        bits = _mix(bits + (d + 1).to(tl.uint64) * _GOLDEN)
+        bits = _mix(bits + (d + 1).to(tl.uint64) * GOLDEN)
     if ANY_UNIFORM:
         odd = 2 * (bits >> 40).to(tl.int32) + 1 - 16777216
         values = tl.where(kinds == _UNIFORM, odd.to(tl.float32) * scales, values)
     if ANY_NORMAL:
-        pieces = (_sum_of_pieces(bits) + _sum_of_pieces(_mix(bits ^ _GOLDEN))).to(tl.int32)
+        pieces = (_sum_of_pieces(bits) + _sum_of_pieces(_mix(bits ^ GOLDEN))).to(tl.int32)
         values = tl.where(kinds == _NORMAL, (2 * pieces - 524280).to(tl.float32) * scales, values)
     return values
 

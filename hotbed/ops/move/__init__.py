@@ -116,10 +116,15 @@ def exchange(records: Tensor, below: Tensor, state: NDArray[np.uint8], rows: Row
 
 
 @lru_cache(maxsize=64)
-def _initial(first: InitialRows) -> tuple[tuple[NDArray[Any], ...], tuple[int, int, bool]]:
-    """(tables, scales, constants), (dim, element states, has a row state): as kernels read them."""
+def _initial(first: InitialRows) -> tuple[tuple[NDArray[Any], ...], tuple[int, int, bool, int]]:
+    """(tables, scales, constants), (dim, element states, has a row state, first column): as kernels read them."""
     layout = first.layout
-    return tuple(arrays(first)), (layout.dim, len(layout.element_states), bool(layout.row_states))
+    return tuple(arrays(first)), (
+        layout.dim,
+        len(layout.element_states),
+        bool(layout.row_states),
+        first.first_column,
+    )
 
 
 def initial_records(keys: Tensor, first: InitialRows) -> Tensor:

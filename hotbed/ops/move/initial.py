@@ -36,6 +36,11 @@ class InitialRows:
     constants: tuple[float, float, float]  # the f of rule.first
     shard: Shard = WHOLE  # keys are those of one rank
 
+    @property
+    def first_column(self) -> int:
+        """Of the weights; not 0 where a rank has a slice of every row."""
+        return self.shard.columns_of(self.layout.dim * self.shard.num_slices)[0]
+
 
 def initial_rows(
     dim: int,

@@ -20,7 +20,7 @@ def initial_records(keys: Tensor, first: InitialRows) -> Tensor:
         mine = table_of_key == number
         ids = keys[mine] - table.base
         part = torch.empty(ids.shape[0], layout.dim, device=device, dtype=torch.float32)
-        reference.init_rows(part, ids, table.stream, table.init)
+        reference.init_rows(part, ids, table.stream, table.init, first.first_column)
         if table.padding_id is not None:
             part[ids == table.padding_id] = 0
         weights[mine] = part

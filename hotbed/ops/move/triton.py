@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.init_rows.distributions import Normal, Uniform
-from hotbed.ops.init_rows.triton import first_values, row_bits
+from hotbed.ops.init_rows.triton import GOLDEN, first_values, row_bits
 from hotbed.ops.launch import Launch, cdiv, power_of_2
 from hotbed.ops.move.initial import InitialRows, arrays
 from hotbed.ops.precision import FP32, KINDS
@@ -46,7 +46,7 @@ def _unpack(
     NUM_TABLES: tl.constexpr, STEPS: tl.constexpr,
     WIDTH: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr,
     STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
-    ANY_UNIFORM: tl.constexpr, ANY_NORMAL: tl.constexpr, FIRST: tl.constexpr,
+    ANY_UNIFORM: tl.constexpr, ANY_NORMAL: tl.constexpr, FIRST: tl.constexpr, FIRST_COLUMN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Tables [T, 4] are base, stream, init, padding id; scales [T] are float32.
@@ -69,6 +69,8 @@ def _unpack(
         table = _table_of(tables, key, NUM_TABLES, STEPS)
         number = key - tl.load(tables + table * 4)
         bits = row_bits(number, tl.load(tables + table * 4 + 1))[:, None]
+        if FIRST_COLUMN > 0:  # of element d are those of FIRST_COLUMN + d
+            bits += tl.full((1, 1), FIRST_COLUMN, tl.uint64) * GOLDEN
         init = tl.load(tables + table * 4 + 2)[:, None]
         padding = (number == tl.load(tables + table * 4 + 3))[:, None]
         scale = tl.load(scales + table)[:, None]
@@ -113,6 +115,7 @@ def _shape(first: InitialRows, device: torch.device) -> tuple[Tensor, Tensor, di
         "ANY_UNIFORM": Uniform in kinds,
         "ANY_NORMAL": Normal in kinds,
         "FIRST": triton.jit(first.rule.bind_first({"where": _where, "tl": tl})),
+        "FIRST_COLUMN": first.first_column,
         "BLOCK_M": max(1, _NUMBERS // block_c),
         "BLOCK_C": block_c,
         "BLOCK_D": block_d,

@@ -66,7 +66,7 @@ class DynamicIds:
         self, members: Sequence[Member], layout: Layout, optimizer: RowOptimizer, room: IdRoom, shard: Shard = WHOLE
     ) -> None:
         self.names = [member.name for member in members]
-        self.num_rows = room.rows
+        self.num_rows = self.most_rows = room.rows
         self.room, self.shard = room, shard
         self._members, self._layout, self._optimizer = members, layout, optimizer
         self._temporary: list[weakref.ref[RowlessIds]] = []

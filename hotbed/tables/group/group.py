@@ -171,7 +171,12 @@ class TableGroup:
     @property
     def name(self) -> str:
         """In manifests."""
-        return group_name(self.layout.dim, self.keyspace.is_dynamic, self.own)
+        return group_name(self.dim, self.keyspace.is_dynamic, self.own)
+
+    @property
+    def dim(self) -> int:
+        """Of whole rows; ranks may have columns of them."""
+        return self.layout.dim * self.shard.num_slices
 
     @property
     def records(self) -> Tensor:

@@ -76,6 +76,7 @@ class Keyspace(Protocol):
     """How the ids of one group's tables become keys."""
 
     num_rows: int  # that there may be here
+    most_rows: int  # that there may be on any rank
     initial: InitialRows  # what the rows of preset keys start from, as kernels need it
 
     @property
@@ -209,11 +210,17 @@ class PresetKeys:
     def __init__(self, members: Sequence[Member], layout: Layout, optimizer: RowOptimizer, shard: Shard) -> None:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
-            raise ConfigError(f"tables with 2^32 rows or more: {', '.join(too_large)}. Hash their ids into fewer rows.")
+            raise ConfigError(
+                f"tables with 2^32 rows or more: {', '.join(too_large)}. Memory is laid out for all numbered rows, used or "
+                "not. Give rows=None (tables.dynamic of a run): any 64-bit id, a row for each that training meets, and the "
+                "same initial values. Or hash ids into fewer rows: hashing=True"
+            )
         self._members = {member.name: member for member in members}
         self._layout, self._optimizer, self._shard = layout, optimizer, shard
         self._addresses: dict[tuple[str, ...], Addresses] = {}
-        self.num_rows = self.preset_rows = self.num_used = shard.num_local(sum(member.rows for member in members))
+        num_keys = sum(member.rows for member in members)
+        self.num_rows = self.preset_rows = self.num_used = shard.num_local(num_keys)
+        self.most_rows = shard.most_local(num_keys)
         self.initialise(0)
 
     def initialise(self, seed: int) -> None:
@@ -235,7 +242,7 @@ class PresetKeys:
     def request(self, lookups: Lookups) -> KeyRequest:
         """Keys, once all are known to be good."""
         lookups.check_ids()
-        return KeyRequest(lookups.slots.to(torch.int64), None, self.num_rows)
+        return KeyRequest(lookups.slots.to(torch.int64), None, self.most_rows)
 
     def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Origin]:
         """The very keys."""
@@ -243,9 +250,10 @@ class PresetKeys:
 
     def ids_of(self, table: str) -> Tensor:
         """The ids of one table that are this rank's, ascending."""
-        member, world = self._members[table], self._shard.world
+        member = self._members[table]
         stop = member.base + member.rows
-        keys = self._shard.keys_of(torch.arange(member.base // world, -(-stop // world), device="cpu"))
+        first, last = self._shard.local_of(torch.tensor([member.base, stop - 1], device="cpu")).tolist()
+        keys = self._shard.keys_of(torch.arange(first, last + 1, device="cpu"))
         return keys[(keys >= member.base) & (keys < stop)] - member.base
 
     def rows_of(self, table: str) -> tuple[Tensor, Tensor]:

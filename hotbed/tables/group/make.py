@@ -32,11 +32,11 @@ def groups_of(
     rooms: Sequence[Room],
     policy: str,
     precision: Precision,
-    shard: Shard,
+    shards: Sequence[Shard],
 ) -> list[TableGroup]:
     """Tables of one dim and the same settings share a group; those of dynamic ids have groups of their own."""
     groups: list[TableGroup] = []
-    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
+    for room, shard, (kind, named) in zip(rooms, shards, members_by_group(tables).items()):
         own, rows_by = kind.own, kind.optimizer(optimizer)
         if room.num_slots is not None and rows_by.decay_scope == "table":
             raise ConfigError(
@@ -49,14 +49,14 @@ def groups_of(
             base += table.rows or 0
         made = make_group(
             members,
-            kind.dim,
+            kind.dim // shard.num_slices,
             rows_by,
             device,
             room,
             policy=(own and own.policy) or policy,
             precision=kind.precision(precision),
             shard=shard,
-            own=members[0].name if own else "",
+            own=members[0].name if own or kind.by_column else "",
             is_frozen=own is not None and own.frozen,
         )
         groups.append(made)

@@ -8,7 +8,7 @@ cache at once. Dynamic ids have no number of rows; the caller says how many ther
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.int8 import packed_width
-from hotbed.ops.records import Precision, layout_of
+from hotbed.ops.records import Layout, Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import SGD, RowOptimizer
 from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of, without_replicas
@@ -61,6 +61,10 @@ class TableSize(Protocol):
     def own(self) -> OwnSettings | None:
         """None: the settings of all tables."""
 
+    @property
+    def placement(self) -> str | None:
+        """What ranks have of it (placement.py); None: as the others."""
+
 
 T = TypeVar("T", bound=TableSize)
 
@@ -71,6 +75,7 @@ class GroupKind(NamedTuple):
     dim: int
     dynamic: bool
     own: OwnSettings | None
+    by_column: bool = False  # every rank has a slice of every row
 
     def optimizer(self, usual: RowOptimizer) -> RowOptimizer:
         """That of its rows; frozen rows have no state."""
@@ -90,30 +95,47 @@ def members_by_group(tables: Mapping[str, T]) -> dict[GroupKind, dict[str, T]]:
         own = table.own
         if own is not None and own.precision not in (None, "fp32"):
             own = own._replace(table=name)
-        members.setdefault(GroupKind(table.dim, table.rows is None, own), {})[name] = table
+        kind = GroupKind(table.dim, table.rows is None, own, table.placement == "column")
+        members.setdefault(kind, {})[name] = table
     return members
 
 
 def sizes_of(
-    tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, shard: Shard = WHOLE
+    tables: Mapping[str, TableSize],
+    optimizer: RowOptimizer,
+    precision: Precision,
+    shards: Sequence[Shard] | None = None,
 ) -> list[Size]:
-    """(rows here, bytes of a record) of every group; None for dynamic ids."""
-    return [
-        (
-            None if kind.dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
-            layout_of(kind.dim, kind.optimizer(optimizer), kind.precision(precision)).width * 4,
-        )
-        for kind, members in members_by_group(tables).items()
-    ]
+    """(rows here, bytes of a record) of every group; None for dynamic ids. `shards`: what is here, of every group."""
+    found: list[Size] = []
+    groups = members_by_group(tables)
+    for shard, (kind, members) in zip(shards or [WHOLE] * len(groups), groups.items()):
+        rows = None if kind.dynamic else shard.num_local(sum(table.rows or 0 for table in members.values()))
+        found.append((rows, _layout(kind, optimizer, precision, shard).width * 4))
+    return found
+
+
+def _layout(kind: GroupKind, optimizer: RowOptimizer, precision: Precision, shard: Shard) -> Layout:
+    return layout_of(kind.dim // shard.num_slices, kind.optimizer(optimizer), kind.precision(precision))
 
 
 def stored_bytes(
-    tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, store_precision: str
+    tables: Mapping[str, TableSize],
+    optimizer: RowOptimizer,
+    precision: Precision,
+    store_precision: str,
+    shards: Sequence[Shard] | None = None,
 ) -> tuple[int, ...]:
     """Bytes of a record below the device, of every group."""
     found = []
-    for kind in members_by_group(tables):
-        layout = layout_of(kind.dim, kind.optimizer(optimizer), kind.precision(precision))
+    groups = members_by_group(tables)
+    for shard, kind in zip(shards or [WHOLE] * len(groups), groups):
+        layout = _layout(kind, optimizer, precision, shard)
+        if store_precision == "int8" and shard.by_column:
+            raise ConfigError(
+                "store_precision='int8' rounds by the largest weight of a row, and placement='column' has some of them; leave "
+                "one out"
+            )
         if store_precision == "int8" and layout.precision != "fp32":
             raise ConfigError(
                 f"store_precision='int8' rounds weights of fp32, and these have precision={layout.precision!r}; leave one out"

@@ -86,7 +86,8 @@ class PresetSink:
 
 def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:
     """Rows of a group, by table."""
-    bases = torch.tensor([member.base for member in members], device="cpu")
+    end = members[-1].base + members[-1].rows  # keys behind it are only room
+    bases = torch.tensor([*(member.base for member in members), end], device="cpu")
     number = torch.bucketize(keys, bases, right=True) - 1
     for m, member in enumerate(members):
         which = (number == m).nonzero().squeeze(1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hotbed.errors import RunError
 from hotbed.ops.records import as_numpy, saved_layout
-from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.shard import SPREAD, WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.store.held import FrozenFiles, Holder
 from hotbed.store.ssd import frozen_items
@@ -206,7 +206,7 @@ class TablesSink:
         """These rows have their initial values again; of dynamic ids, the rest says which."""
         if self.tables[table].rows is None:
             return
-        self.add(RowPart(table, ids, self.first(table, ids)))
+        self.add(RowPart(table, ids, self.first(table, ids), self.tables[table].span[0]))
 
     @_in_load
     def add(self, part: RowPart) -> None:
@@ -217,6 +217,8 @@ class TablesSink:
             if "shared" in part.columns:  # of which every rank has a replica
                 mine |= part.columns["shared"] != 0
             part = _only(part, mine)
+        if "weight" in part.columns:
+            part = self._sliced(part)
         if group.name not in self._sinks:
             self._sinks[group.name] = group.keyspace.sink()
         keys = self._sinks[group.name].add(part)
@@ -231,6 +233,34 @@ class TablesSink:
         if not known.all():
             keys, records = keys[torch.from_numpy(known)], records[torch.from_numpy(known)]
         group.write_rows(keys, records)
+
+    def current(self, table: str, ids: Tensor) -> dict[str, Tensor]:
+        """The columns of these rows as they are now; initial values of those that other ranks have."""
+        group, columns = self._tables.group_of(table), self.first(table, ids)
+        mine = group.owns(table, ids)
+        keys = group.keyspace.sink().add(RowPart(table, ids[mine], {}))
+        for name, column in group.layout.cut(group.read_rows(keys)).items():
+            columns[name][mine] = column
+        return columns
+
+    def _sliced(self, part: RowPart) -> RowPart:
+        """Rows of which a part has other columns than this rank: with its own, where the part has none."""
+        (first, end), start = self.tables[part.table].span, part.first_column
+        stop = start + part.columns["weight"].shape[1]
+        if (first, end) == (start, stop):
+            return part
+        columns = (
+            self.current(part.table, part.ids) if first < start or stop < end else self.first(part.table, part.ids)
+        )
+        elements = self._tables.group_of(part.table).layout.element_states
+        begin, finish = max(first, start), max(first, start, min(end, stop))
+        for name, column in columns.items():
+            given = part.columns[name]
+            if name == "weight" or name in elements:
+                column[:, begin - first : finish - first] = given[:, begin - start : finish - start]
+            else:
+                column.copy_(given.view(column.shape))
+        return part._replace(columns={**part.columns, **columns}, first_column=first)
 
     def _room_for(self, group: TableGroup, count: int) -> Tensor:
         """Memory for records [count, W], the same for one part after the other; what no column fills is zero."""
@@ -274,22 +304,35 @@ class TablesSink:
 
 
 def _only(part: RowPart, which: Tensor) -> RowPart:
-    return RowPart(part.table, part.ids[which], {name: column[which] for name, column in part.columns.items()})
+    columns = {name: column[which] for name, column in part.columns.items()}
+    return part._replace(ids=part.ids[which], columns=columns)
 
 
 def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
-    layout, table = group.layout, tables.tables[name]
+    layout, table, shard = group.layout, tables.tables[name], group.shard
+    owner = shard.tables[list(group.members).index(name)][1] if shard.tables else SPREAD
     return TableShape(
         dim=table.dim,
         rows=table.rows,
         precision="fp64" if group.records.dtype == torch.float64 else layout.precision,
         optimizer=type(group.optimizer).__name__,
-        states={state: layout.dim if state in layout.element_states else 1 for state in layout.states},
+        states={state: table.dim if state in layout.element_states else 1 for state in layout.states},
         numbers=group.keyspace.columns,
         hashing=table.hashing,
         init=str(table.init),
         seed=group.seed,
         group=group.own,
+        owner=None if owner == SPREAD else owner,
+        columns=shard.columns_of(table.dim) if shard.by_column else None,
+    )
+
+
+def saved_shard(shapes: Mapping[str, TableShape], shard: Shard) -> Shard:
+    """What a rank has of one group, whose tables have these shapes in its checkpoint."""
+    if any(shape.columns is not None for shape in shapes.values()):
+        return shard._replace(by_column=True)
+    return shard.of_tables(
+        tuple((one.rows or 0, SPREAD if one.owner is None else one.owner) for one in shapes.values())
     )
 
 
@@ -300,6 +343,7 @@ def thawed(name: str, folder: Path, tables: Mapping[str, TableShape], shard: Sha
     for table, shape in shapes.items():
         members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
         base += shape.rows or 0
-    layout = saved_layout(next(iter(shapes.values())))
+    one, shard = next(iter(shapes.values())), saved_shard(shapes, shard)
     for keys, records in frozen_items(folder):
-        yield from parts_of(layout, members, shard.keys_of(keys), records)
+        for part in parts_of(saved_layout(one), members, shard.keys_of(keys), records):
+            yield part._replace(first_column=one.span[0])

@@ -65,7 +65,7 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
     kinds = {one.rpartition("=")[2].strip() for one in config.parallel.placement.split(",")}
     if config.parallel.once_per_node and kinds != {"row"}:
         problems.append(
-            f"parallel.once_per_node: must be false with parallel.placement={config.parallel.placement}; it is for tables by row"
+            f"parallel.once_per_node: must be false with parallel.placement={config.parallel.placement}; it is for rows"
         )
     if "column" in kinds and len(kinds) > 1 and (config.tables.warmup or config.tables.policy == "static"):
         problems.append(

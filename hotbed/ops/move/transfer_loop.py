@@ -302,7 +302,7 @@ def _in_ring(words: Any, ring: Any, piece: Any) -> Any:
 @njit(nogil=True, cache=True)
 def _has_passed(words: Any, tags: Any, piece: Any) -> bool:
     """Whether the device is past a piece, as its tag says; none was sent before the first."""
-    return piece < 0 or load_acquire(words[tags] + piece % RING * LINE) == piece % NUM_TAGS + 1
+    return bool(piece < 0 or load_acquire(words[tags] + piece % RING * LINE) == piece % NUM_TAGS + 1)
 
 
 @njit(nogil=True, cache=True)

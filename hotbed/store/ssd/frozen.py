@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,21 @@ def _release(segments: Segments, held: list[Segment]) -> None:
         segments.reap()
 
 
-def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """(keys, records) of every row in a folder that `link_into` has filled, in no order, each verified."""
+def segments_of(folder: Path) -> frozenset[str]:
+    """The names of the segments in a folder that `link_into` has filled. No two segments of a store have one name."""
+    return frozenset(segment.name for segment in read_index(folder).segments)
+
+
+def frozen_items(folder: Path, known: Collection[str] = ()) -> Iterator[tuple[Tensor, Tensor]]:
+    """(keys, records) of every row in a folder that `link_into` has filled, in no order, each verified.
+
+    `known` segments are left out. With those of an earlier folder of the store, what is left are the rows written since, and
+    some that compaction has moved: a segment in a folder is sealed, so that nothing is added to it.
+    """
     index = read_index(folder)
     for segment in index.segments:
+        if segment.name in known:
+            continue
         path = folder / segment.name
         handle, header = open_segment(path, index.width, segment.num_records)
         try:

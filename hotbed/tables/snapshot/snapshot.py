@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast
@@ -293,13 +293,18 @@ def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
     )
 
 
-def thawed(name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE) -> Iterator[RowPart]:
-    """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next."""
+def thawed(
+    name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE, known: Collection[str] = ()
+) -> Iterator[RowPart]:
+    """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next.
+
+    `known` segments are left out (`frozen_items`).
+    """
     members, base = [], 0
     shapes = {table: one for table, one in tables.items() if one.group_name == name}
     for table, shape in shapes.items():
         members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
         base += shape.rows or 0
     layout = saved_layout(next(iter(shapes.values())))
-    for keys, records in frozen_items(folder):
+    for keys, records in frozen_items(folder, known):
         yield from parts_of(layout, members, shard.keys_of(keys), records)

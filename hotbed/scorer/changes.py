@@ -51,7 +51,9 @@ def try_changes(live: LiveModel, source: ModelSource, budget: Budget) -> Outcome
         model = build_dense(source, budget.device)
     except ReadAnewError as reason:
         return Outcome(None, str(reason))
-    shared = intake.shared if since is None else live.shared | intake.shared
+    shared = intake.shared
+    if since is not None:
+        shared = live.shared | {of: one for of, one in shared.items() if one is not None or of not in live.shared}
     live.rows.publish(intake.draft, live.version_of(source, model, shared))
     live.source, live.shared, live.owners = source, shared, intake.owners
     return Outcome("full" if since is None else "incremental")

@@ -115,7 +115,7 @@ def _columns(entry: Entry, data: str) -> tuple[Path, str]:
 def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
     """Rows with their last owners; the `row` of a dynamic id says the rank, too."""
     for rank, chain in enumerate(chains):
-        for part in parts_of(chain, Shard(rank, len(chains)), weights_of, numbered=True):
+        for part in parts_of(chain, Shard(rank, len(chains)), partial(weights_of, all_owners=True), numbered=True):
             if "row" in part.columns:
                 part.columns["row"] = part.columns["row"] + (rank << RANK_BITS)
             yield part

@@ -28,7 +28,8 @@ from hotbed.tables.snapshot.snapshot import thawed
 from hotbed.types import RowPart, TableShape
 
 Ints = NDArray[np.int64]
-Shared = dict[tuple[str, int], NDArray[np.float32]]  # (table, rank) -> the vector [D] that ids without a row read
+# (table, rank) -> the vector [D] that ids without a row read; None: the row of no single id was never written
+Shared = dict[tuple[str, int], NDArray[np.float32] | None]
 
 
 class ReadAnewError(Exception):
@@ -71,6 +72,8 @@ class RowIntake:
                 self.draft.drop(self._numbers[part.table], part.ids.numpy())
             return
         part = self._without_shared(part)
+        if "weight" not in part.columns:
+            return  # the files of an ssd have had its rows before
         numbers = np.ascontiguousarray(part.ids.numpy())
         if table.rows is None:
             numbers = self._ids[part.table].add(numbers)
@@ -122,6 +125,7 @@ class RowIntake:
             return
         assert self.owners is not None, "changes are applied where owners are known"
         numbers = self._ids[table].find(np.ascontiguousarray(ids))
+        numbers = numbers[numbers >= 0]
         numbers = numbers[self.draft.is_live(number, numbers)]
         self.owners.forget(shape.group_name, self._keys(table, numbers))
         self.draft.drop(number, numbers)
@@ -183,4 +187,6 @@ class RowIntake:
                 self.owners.share(self._tables[part.table].group, places, number)
         if "weight" in part.columns:
             self.shared[part.table, rank] = part.columns["weight"][is_shared][0].float().numpy().copy()
+        else:
+            self.shared.setdefault((part.table, rank), None)
         return RowPart(part.table, part.ids[~is_shared], {name: one[~is_shared] for name, one in part.columns.items()})

@@ -135,7 +135,12 @@ class LiveModel:
     def version_of(self, source: ModelSource, model: nn.Module, shared: Shared) -> Version:
         """The version of a source, with what ids without a row read: every rank has a replica, the last one counts."""
         vectors = {name: one.shared for name, one in source.tables.items() if one.shared is not None}
-        return Version(source.version, model, vectors | {table: shared[table, rank] for table, rank in sorted(shared)})
+        for table, rank in sorted(shared):
+            vector = shared[table, rank]
+            if vector is None:  # it begins as the row of id 0
+                vector = self.tables.first_values(table, np.zeros(1, dtype=np.int64))[0]
+            vectors[table] = vector
+        return Version(source.version, model, vectors)
 
     def check_growth(self, draft: RowDraft) -> None:
         """A ReadAnewError if the ids of a draft do not fit into the memory that is reserved for new ones, or most are gone."""

@@ -106,11 +106,34 @@ class FrozenStore:
         self._release()
 
 
+class SavedSegments:
+    """The segments of the last checkpoint: a record in any other was written, or moved by compaction, since."""
+
+    def __init__(self, segments: Segments, places: Places) -> None:
+        self._segments, self._places = segments, places
+        self.names: frozenset[str] = frozenset()
+
+    def save_all(self) -> None:
+        """All rows are as a checkpoint has them."""
+        self.names = frozenset(segment.path.name for segment in self._segments)
+
+    def touched(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of keys that were written since the last checkpoint, or never, and a few others."""
+        with self._segments.lock:
+            is_saved = np.array(
+                [one is not None and one.path.name in self.names for one in self._segments.all], np.bool_
+            )
+            places = (self._places.words[keys] & (kernels.EXPECTED - 1)) - 1
+        written = places >= 0
+        written[written] = is_saved[places[written] >> 32]
+        return keys[~written]
+
+
 class FrozenRows:
     """A Holder (held.py) of rows that are all in files. A checkpoint links the files and reads nothing."""
 
-    def __init__(self, freeze: Callable[[], FrozenStore]) -> None:
-        self._freeze = freeze
+    def __init__(self, freeze: Callable[[], FrozenStore], saved: SavedSegments) -> None:
+        self._freeze, self._saved, self._touched = freeze, saved, False
         self.files: list[FrozenStore] = []
 
     @property
@@ -119,16 +142,20 @@ class FrozenRows:
 
     def take(self, touched: bool) -> None:
         """Hold all rows, touched or not: a link costs nothing."""
+        self._touched = touched
         self.files.append(self._freeze())
 
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(())
 
     def in_files(self, live: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        return np.sort(live())
+        keys = np.sort(live())
+        return self._saved.touched(keys) if self._touched else keys
 
     def commit(self) -> None:
         """They are linked."""
+        for frozen in self.files:
+            self._saved.names = frozenset(segment.name for segment in frozen.segments)
 
     def give_back(self) -> None:
         """The store may delete the files again."""

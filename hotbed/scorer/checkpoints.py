@@ -133,6 +133,9 @@ def parts_of(
         yield from owners.thaw(entry, shard, thawed, numbered=numbered)
         yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
         for part in read(entry):
+            if "row" not in part.columns:  # of a preset table: no copy
+                yield part
+                continue
             kept = owners.owned(part)
             yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})
 

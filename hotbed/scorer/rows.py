@@ -43,6 +43,7 @@ from hotbed.scorer.kernels import (
 )
 from hotbed.scorer.scratch import (
     MappedFile,
+    differing,
     lengthen,
     map_file,
     read_rows,
@@ -214,13 +215,16 @@ class FileRows:
 
     def differs(self, table: int, numbers: Ints, values: Floats, places: Ints) -> NDArray[np.bool_]:
         """Whether rows differ, in any bit, from those in these scratch files; one that is in none does."""
-        found = places == IN_MODEL
-        there = np.flatnonzero(~found)
-        held = np.empty((there.shape[0], self.dim), dtype=np.float32)
-        error = read_rows(numbers[there], held, places[there], self.files.handles[table])
+        found: NDArray[np.bool_] = places == IN_MODEL
+        if found.any():
+            there = np.flatnonzero(~found)
+            found[there] = self.differs(table, numbers[there], values[there], places[there]) if there.size else False
+            return found
+        held = np.empty_like(values)
+        error = read_rows(numbers, held, places, self.files.handles[table])
         if error:
             raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(error)}.")
-        found[there] = (held.view(np.uint32) != values[there].view(np.uint32)).any(1)
+        differing(values.view(np.uint32), held.view(np.uint32), found)
         return found
 
     def publish(self, draft: RowDraft, state: Any) -> None:

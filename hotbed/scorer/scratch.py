@@ -106,7 +106,7 @@ def other_places(places: Any) -> None:
 @njit(nogil=True, cache=True)
 def set_places(bits: Any, numbers: Any, places: Any) -> Any:
     """Mark where rows are; returns how many more are in scratch files than before."""
-    more = 0
+    more: Any = 0
     for n in range(numbers.shape[0]):
         at, shift = numbers[n] >> 2, np.uint8(2 * (numbers[n] & 3))
         had = (bits[at] >> shift) & np.uint8(3)
@@ -161,3 +161,13 @@ def read_rows(numbers: Any, rows: Any, places: Any, handles: Any) -> Any:
             return error
         n = stop
     return 0
+
+
+@njit(nogil=True, cache=True)
+def differing(rows: Any, others: Any, found: Any) -> None:
+    """found[n] = whether two rows differ in any bit."""
+    for n in range(rows.shape[0]):
+        differs = False
+        for d in range(rows.shape[1]):
+            differs = differs or rows[n, d] != others[n, d]
+        found[n] = differs

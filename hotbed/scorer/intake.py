@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
-from hotbed.checkpoint.read import gone_of
+from hotbed.checkpoint.read import gone_of, tensors_of
+from hotbed.checkpoint.write import REST
 from hotbed.ops.records import saved_layout
 from hotbed.ops.shard import Shard
 from hotbed.scorer.checkpoints import RANK_BITS, weights_of
@@ -93,9 +94,12 @@ class RowIntake:
                 for part in thawed(group, frozen[group], shapes, shard, known.get(group, ())):
                     self.add(part)
             for table, ids in gone_of(entry):
-                self._gone(table, ids.numpy(), shapes[table])
+                if shapes[table].rows is not None:
+                    self.draft.drop(self._numbers[table], ids.numpy())
             for part in weights_of(entry, all_owners=True):
                 self._change(part, shapes[part.table], shard)
+            if dynamic:
+                self._free(entry, dynamic, shard)
             for group in frozen.keys() & dynamic.keys():
                 self._thaw(group, dynamic[group], frozen_items(frozen[group], known.get(group, ())), shard)
             self._drop_lost()
@@ -118,17 +122,13 @@ class RowIntake:
         else:
             self._awaited.append(keys[new])
 
-    def _gone(self, table: str, ids: Ints, shape: TableShape) -> None:
-        number = self._numbers[table]
-        if shape.rows is not None:
-            self.draft.drop(number, ids)
-            return
+    def _free(self, entry: Entry, groups: Iterable[str], shard: Shard) -> None:
+        """Ids whose rows of training are free by now. `gone` is not enough: it names the last owner of such a row alone."""
         assert self.owners is not None, "changes are applied where owners are known"
-        numbers = self._ids[table].find(np.ascontiguousarray(ids))
-        numbers = numbers[numbers >= 0]
-        numbers = numbers[self.draft.is_live(number, numbers)]
-        self.owners.forget(shape.group_name, self._keys(table, numbers))
-        self.draft.drop(number, numbers)
+        rest = tensors_of(entry, REST)
+        for group in groups:
+            idle = np.concatenate([rest[f"ids.{group}.{name}"].numpy() for name in ("free_rows", "quarantined_rows")])
+            self._each_table(self.owners.free(group, np.sort(idle) + (shard.rank << RANK_BITS)), self.draft.drop)
 
     def _thaw(self, group: str, shape: TableShape, items: Iterable[tuple[Tensor, Tensor]], shard: Shard) -> None:
         """The records of new files of an ssd, by row number."""

@@ -1,10 +1,10 @@
 """Which dynamic id has which row of training, so that a checkpoint that names rows says which ids have lost theirs.
 
-An incremental checkpoint lists the rows that were trained, with their owners, and the ids of rows that are free by now. It does
-not list an id whose row another one has got since the parent: that follows from who had the row before. Here a key is that of
-the scorer, and a place is a rank and its row number. Both directions are in scratch files, 16 bytes a row, and take no memory.
-They are read and written by updates alone. A file that stops in the middle of an update is of no use any more: the caller
-reads the next checkpoint anew.
+An incremental checkpoint lists the rows that were trained, with their owners, and the rows that are free by now. It does not
+list an id whose row another one has got since the parent: that follows from who had the row before. Here a key is that of the
+scorer, and a place is a rank and its row number. Both directions are in scratch files, 16 bytes a row, and take no memory. They
+are read and written by updates alone. After an update that stopped in the middle they are of no use any more: the caller reads
+the next checkpoint anew.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class RowOwners:
         self.set(group, places, keys)
         return new, had[new & (had > _NONE)] - 1
 
-    def forget(self, group: str, keys: Ints) -> None:
-        """These keys have no place any more."""
-        self._clear(group, keys)
+    def free(self, group: str, places: Ints) -> Ints:
+        """Nobody has these places any more; returns the keys that had."""
+        had = self._read_keys(group, places)
+        self._write_keys(group, places[had > _NONE], np.zeros(int((had > _NONE).sum()), dtype=np.int64))
+        return had[had > _NONE] - 1
 
     def owners(self, group: str, places: Ints) -> Ints:
         """The key of each place; -1: none; -2 - table: it is the shared row of a table."""

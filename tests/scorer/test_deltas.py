@@ -147,14 +147,14 @@ def test_every_version_is_that_of_a_scorer_opened_fresh(streams, kind):
 @pytest.mark.parametrize("kind", ["dynamic", "dynamic ssd"])
 def test_an_id_that_expires_and_comes_back_between_two_checkpoints(streams, kind, monkeypatch):
     """Its row of training may be another one, and another id may have got the one it had."""
-    stream, lost, real = streams(kind), [], RowOwners.move
+    stream, freed, real = streams(kind), [], RowOwners.free
 
-    def move(*given):
-        new, had = real(*given)
-        lost.extend(had.tolist())
-        return new, had
+    def free(*given):
+        had = real(*given)
+        freed.extend(had.tolist())
+        return had
 
-    monkeypatch.setattr(RowOwners, "move", move)
+    monkeypatch.setattr(RowOwners, "free", free)
     stream.train(2)
     gone, back = stream.batch(edges=True), stream.batch(edges=True)
     once = dataclasses.replace(back, ids=10**15 + torch.arange(3 * BATCH).view(BATCH, 3))
@@ -171,7 +171,7 @@ def test_an_id_that_expires_and_comes_back_between_two_checkpoints(streams, kind
             probes = [*stream.probes(), gone, back, once, stream.every_id()]
             assert equal([scorer.logits(one).logits for one in probes], [stream.learner.score(one) for one in probes])
     assert ways[0] == "incremental"
-    assert lost
+    assert freed
 
 
 def test_a_row_that_is_back_at_its_initial_value(streams):

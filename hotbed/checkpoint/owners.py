@@ -64,18 +64,21 @@ class Owners:
             np.logical_and.reduce(same) if known.rows.shape[0] else np.zeros_like(at, dtype=np.bool_)
         )
 
-    def thaw(self, entry: Entry, shard: Shard, preset: Thaw) -> Iterator[RowPart]:
+    def thaw(self, entry: Entry, shard: Shard, preset: Thaw, *, numbered: bool = False) -> Iterator[RowPart]:
         """The rows in the ssd segments of a checkpoint of the chain: of preset tables by `preset`, of dynamic ids by id.
 
-        The segments of dynamic ids hold all rows, under numbers that ids may have lost since: the last segments are used.
+        The segments of a checkpoint hold all rows of their group, so those of the last one that has any are read. Rows of
+        dynamic ids are under numbers that ids may have lost since; where `numbered`, they come with their `row`.
         """
         for group, folder in entry.frozen.items():
-            if group not in self._owned_of:
+            if self._last[group] is not entry:
+                continue
+            if group in self._owned_of:
+                yield from self._thawed(group, folder, numbered)
+            else:
                 yield from preset(group, folder, entry.manifest.tables, shard)
-            elif self._last[group] is entry:
-                yield from self._thawed(group, folder)
 
-    def _thawed(self, group: str, folder: Path) -> Iterator[RowPart]:
+    def _thawed(self, group: str, folder: Path, numbered: bool) -> Iterator[RowPart]:
         """The rows in ssd files, by their ids, with `shared` and uses as saved parts have them."""
         known = self._owned_of[group]
         shape = next(one for name, one in self.shapes.items() if self._group(name) == group)
@@ -89,6 +92,8 @@ class Owners:
                 some = records[torch.from_numpy(here[mine])]
                 columns = {"weight": layout.weights(some)} | {s: some[:, layout.columns(s)] for s in layout.states}
                 columns["shared"] = torch.from_numpy(known.shared[at[mine]])
+                if numbered:
+                    columns["row"] = torch.from_numpy(known.rows[at[mine]])
                 columns |= {name: torch.from_numpy(known.uses[at[mine], place]) for place, name in enumerate(uses)}
                 yield RowPart(self._names[table], torch.from_numpy(known.ids[at[mine]]), columns)
 

@@ -37,6 +37,7 @@ from hotbed.scorer.source import ModelSource, TableSource, columns_mark, read_ma
 from hotbed.tables.snapshot.snapshot import thawed
 from hotbed.types import RowPart
 
+RANK_BITS = 40  # of the number of a row; above them is its rank
 _WANTED = {"id": "id", "vector": "weight", "row": "row", "shared": "shared"}  # the last two of dynamic ids
 
 
@@ -74,6 +75,7 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
             init=config.tables.init,
             seed=shapes[name].seed,
             precision=shapes[name].precision,
+            group=shapes[name].group_name,
         )
         for name, one in card["tables"].items()
     }
@@ -86,7 +88,7 @@ def source_of(entries: Sequence[Entry]) -> ModelSource:
         columns,
         mark,
         partial(_parts, chains),
-        tuple(chains[0]) if len(chains) == 1 else (),
+        tuple(tuple(chain) for chain in chains),
         is_current=lambda: _columns(first, config.data.path) == (columns, mark),
         reopen=lambda: source_of(entries),
     )
@@ -112,23 +114,38 @@ def _columns(entry: Entry, data: str) -> tuple[Path, str]:
 
 
 def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
+    """Rows with their last owners; the `row` of a dynamic id says the rank, too."""
     for rank, chain in enumerate(chains):
-        yield from parts_of(chain, Shard(rank, len(chains)), weights_of)
+        for part in parts_of(chain, Shard(rank, len(chains)), partial(weights_of, all_owners=True), numbered=True):
+            if "row" in part.columns:
+                part.columns["row"] = part.columns["row"] + (rank << RANK_BITS)
+            yield part
 
 
-def parts_of(chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Iterable[RowPart]]) -> Iterator[RowPart]:
-    """Every row that a rank ever trained, some more than once: the last one counts. A part without columns: the row is gone."""
+def parts_of(
+    chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Iterable[RowPart]], *, numbered: bool = False
+) -> Iterator[RowPart]:
+    """Every row that a rank ever trained, some more than once: the last one counts. A part without columns: the row is gone.
+
+    `numbered`: rows of dynamic ids in files of an ssd come with their number, as all others do.
+    """
     owners = Owners(chain)
     for entry in chain:
-        yield from owners.thaw(entry, shard, thawed)
+        yield from owners.thaw(entry, shard, thawed, numbered=numbered)
         yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
         for part in read(entry):
+            if "row" not in part.columns:  # of a preset table: no copy
+                yield part
+                continue
             kept = owners.owned(part)
             yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})
 
 
-def weights_of(entry: Entry) -> Iterator[RowPart]:
-    """The rows in the files of one checkpoint; the checksum of a file is verified before its first row is used."""
+def weights_of(entry: Entry, *, all_owners: bool = False) -> Iterator[RowPart]:
+    """The rows in the files of one checkpoint; the checksum of a file is verified before its first row is used.
+
+    `all_owners`: of rows in the files of an ssd, their numbers and ids.
+    """
     for name, mark in entry.manifest.files.items():
         if not name.startswith("rows/"):
             continue
@@ -136,7 +153,7 @@ def weights_of(entry: Entry) -> Iterator[RowPart]:
         try:
             if path.stat().st_size != mark.bytes or checksum(path) != mark.crc32:
                 raise RunError(f"{path} is damaged: its content does not fit its checksum.")
-            yield from _groups(path)
+            yield from (part for part in _groups(path) if all_owners or "weight" in part.columns)
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, IndexError) as error:
             raise RunError(f"{path} holds no rows of hotbed ({type(error).__name__}: {error}).") from error
 
@@ -155,8 +172,7 @@ def _groups(path: Path) -> Iterator[RowPart]:
                 if name in _WANTED
             }
             ids = found.pop("id")
-            if "weight" in found:  # else the rows are in the files of an ssd
-                yield RowPart(table, ids, found)
+            yield RowPart(table, ids, found)
     finally:
         os.close(handle)
 

@@ -3,6 +3,9 @@
 In memory: an open-addressing index, 14 to 20 bytes an id. In a file: sorted blocks of 256 ids with their numbers. Memory then
 holds the first id of every block and a cache of requested ids, so an id outside the cache costs one read of 3 KiB. Ids are
 given in the order of their numbers, most frequent first for a vocabulary, and the cache starts with the first ones.
+
+Ids that come later get the next numbers while others search (`add`); a number is never taken back. Which of them have a row is
+up to the version that a reader uses (versions.py), so a map needs no versions of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import StoreError
-from hotbed.host.intrinsics import read_fully
+from hotbed.host.intrinsics import fence, read_fully
 from hotbed.host.jit import njit
 from hotbed.scorer.kernels import WAYS, set_of
 from hotbed.scorer.scratch import scratch_file, write_all
@@ -31,10 +34,19 @@ _NEVER = -2  # the number of a slot without an id
 class IdMap(Protocol):
     """Row number of every known id."""
 
-    num_bytes: int
+    @property
+    def num_ids(self) -> int:
+        """Numbers given so far."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory."""
 
     def find(self, ids: Ints) -> Ints:
         """The numbers of ids [n]; -1 for unknown ones."""
+
+    def add(self, ids: Ints) -> Ints:
+        """The numbers of ids [n], distinct; unknown ones get the next numbers. One caller at a time."""
 
     def close(self) -> None:
         """Close files."""
@@ -49,14 +61,35 @@ class MemoryIds:
     """All in memory."""
 
     def __init__(self, ids: Ints) -> None:
-        self._ids = ids
-        self._number_of_slot = np.full(_num_slots(len(ids)), -1, dtype=np.int32)
-        _index(ids, self._number_of_slot)
-        self.num_bytes = bytes_in_memory(len(ids))
+        self.num_ids = len(ids)
+        slots = np.full(_num_slots(len(ids)), -1, dtype=np.int32)
+        _index(ids, 0, len(ids), slots)
+        self._arrays = ids, slots  # replaced together: no slot names a number that the ids have no room for
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.nbytes for one in self._arrays)
 
     def find(self, ids: Ints) -> Ints:
         numbers = np.empty(len(ids), dtype=np.int64)
-        _find(ids, self._ids, self._number_of_slot, numbers)
+        _find(ids, *self._arrays, numbers)
+        return numbers
+
+    def add(self, ids: Ints) -> Ints:
+        numbers = self.find(ids)
+        new = ids[numbers < 0]
+        first, stop = self.num_ids, self.num_ids + len(new)
+        numbers[numbers < 0] = np.arange(first, stop)
+        known, slots = self._arrays
+        if stop > len(known) or _num_slots(stop) > len(slots):
+            known = np.concatenate([known[:first], np.empty(len(new) + stop // 8, dtype=np.int64)])
+            slots = np.full(_num_slots(len(known)), -1, dtype=np.int32)
+            known[first:stop] = new
+            _index(known, 0, stop, slots)
+        else:
+            known[first:stop] = new
+            _index(known, first, stop, slots)
+        self._arrays, self.num_ids = (known, slots), stop
         return numbers
 
     def close(self) -> None:
@@ -70,7 +103,8 @@ class FileIds:
         order = np.argsort(ids, kind="stable")
         self._fences = np.ascontiguousarray(ids[order[::BLOCK]])
         self._file = scratch_file(scratch, self)
-        self._num_ids = len(ids)
+        self._num_in_file = len(ids)
+        self._later = MemoryIds(np.empty(0, dtype=np.int64))  # than those in the file
         for start in range(0, len(ids), BLOCK << 8):
             write_all(self._file, _blocks(ids, order[start : start + (BLOCK << 8)]))
         num_sets = max(1, (memory - self._fences.nbytes) // (WAYS * 13))
@@ -81,7 +115,15 @@ class FileIds:
         self._block = np.empty(_BLOCK_BYTES, dtype=np.uint8)
         hot = ids[: num_sets * WAYS // 2]
         _prefill(hot, self._keys, self._numbers, self._turns)
-        self.num_bytes = sum(one.nbytes for one in (self._fences, self._keys, self._numbers, self._turns))
+
+    @property
+    def num_ids(self) -> int:
+        return self._num_in_file + self._later.num_ids
+
+    @property
+    def num_bytes(self) -> int:
+        held = (self._fences, self._keys, self._numbers, self._turns)
+        return sum(one.nbytes for one in held) + self._later.num_bytes
 
     def find(self, ids: Ints) -> Ints:
         numbers = np.empty(len(ids), dtype=np.int64)
@@ -90,10 +132,19 @@ class FileIds:
                 ids,
                 numbers,
                 (self._keys, self._numbers, self._turns),
-                (self._fences, self._block, self._file.fileno(), self._num_ids),
+                (self._fences, self._block, self._file.fileno(), self._num_in_file),
             )
         if fault:
             raise StoreError(f"the ids that memory has no room for cannot be read back: {os.strerror(max(fault, 0))}.")
+        if self._later.num_ids:
+            absent = np.flatnonzero(numbers < 0)
+            later = self._later.find(ids[absent])
+            numbers[absent] = np.where(later < 0, -1, later + self._num_in_file)
+        return numbers
+
+    def add(self, ids: Ints) -> Ints:
+        numbers = self.find(ids)
+        numbers[numbers < 0] = self._later.add(ids[numbers < 0]) + self._num_in_file
         return numbers
 
     def close(self) -> None:
@@ -116,9 +167,11 @@ def _blocks(ids: Ints, order: Ints) -> bytes:
 
 
 @njit(nogil=True, cache=True)
-def _index(ids: Any, number_of_slot: Any) -> None:
+def _index(ids: Any, first: Any, stop: Any, number_of_slot: Any) -> None:
+    """Others may search meanwhile: a slot is filled after its id, and its number is part of the address of that id."""
     mask = number_of_slot.shape[0] - 1
-    for number in range(ids.shape[0]):
+    fence()
+    for number in range(first, stop):
         slot = np.int64(mix(np.uint64(ids[number])) & np.uint64(mask))
         while number_of_slot[slot] >= 0:  # ends: a third of the slots is free
             slot = (slot + 1) & mask

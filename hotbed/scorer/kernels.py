@@ -1,11 +1,14 @@
 """Compiled: keys in, rows out, from a bounded cache, else from files; all of it without the GIL.
 
-A row is searched for in the cache, then among changes that are not in place yet (`Overlay`), then in the table's scratch file
-if it is marked, then in the file of the model. If none has it, the caller fills in its initial value.
+Two bits of every row (`Marks`) say which file of its table has it in one version of the model: the file of the model, the
+first or the second scratch file, or a scratch file that other processes read too. A row that no file has is filled in by the
+caller with its initial value. Marks of a version never change, and neither do the rows they point to: the next version is
+written to the scratch file that the row is not in.
 
 The cache consists of sets of 8 slots; a key maps to one set. A slot counts its uses, up to 15, and every row that enters the
-set lowers the counts of the others, so frequently used rows stay. Each slot records the epoch in which it was last known to be
-current: while changes are pending, a slot of an earlier epoch is checked against them first.
+set lowers the counts of the others, so frequently used rows stay. A slot records the version in which it was last known to be
+current. Right after a new version a slot of the one before is current if its marks are equal in both; `sweep` settles that for
+all slots.
 
 A lookup has three steps: `find` searches the cache, `read_missing` reads the other rows, `keep` adds them to the cache. The
 first and the last change the cache and run under a lock; reading takes longest and runs in parallel. A row in the page cache
@@ -21,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
-from hotbed.errors import StoreError
-from hotbed.host.intrinsics import copy_bytes, posix_fadvise, preadv2, prefetch, read_fully
+from hotbed.host.intrinsics import copy_bytes, load8, posix_fadvise, preadv2, prefetch, read_fully
 from hotbed.host.jit import njit
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
@@ -30,12 +32,13 @@ from hotbed.ops.precision.numba import widen
 WAYS = 8  # slots of a set; their keys are one cache line
 GUEST = 1 << 62  # keys from here on have no row anywhere: the caller fills them in
 EMPTY = -1
+IN_MODEL, IN_FIRST, IN_SECOND, IN_SHARED = range(4)  # which file of a table has a row
 ABSENT, FP32_FILE, FP16_FILE, BF16_FILE, INT8_FILE = range(5)
 _MOST_USES = 15
 _AHEAD = 12
 _NOWAIT, _WILLNEED = 8, 3
-HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
-NUM_COUNTS = 6
+HITS, READ, FIRST, FAULT, FAULT_KEY = range(5)
+NUM_COUNTS = 5
 LATE, NOWHERE, AGAIN = 1, 2, 3
 
 
@@ -52,22 +55,23 @@ class RowFiles(NamedTuple):
     """The files of T tables. Key = starts[t] + row of table t."""
 
     starts: NDArray[np.int64]  # [T + 1]
-    models: NDArray[np.int64]  # [T, 5]: handle, kind, offset of weights, offset of scales (int8), rows
-    scratch: NDArray[np.int64]  # [T]: handle of a file of float32 rows; -1: none
-    mark_starts: NDArray[np.int64]  # [T]: where the marks of a table begin
-    sure: NDArray[np.int64]  # [T]: rows from this number on are always in the scratch file
-    maps: NDArray[np.int64]  # [T, 3]: addresses of the mapped model file, scratch file and shared file; 0: not mapped
-    marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file, or in the shared one
-    shared: NDArray[np.int64]  # [T]: handle of a scratch file that other processes read, never written; -1: none
-    own: NDArray[np.uint8]  # one bit a row: it is in the scratch file; empty if no file is shared
+    models: NDArray[np.int64]  # [T, 3]: kind of the model file, offset of weights, offset of scales (int8)
+    handles: NDArray[np.int64]  # [T, 4]: of the model file, both scratch files (float32), the shared one; -1: none
+    maps: NDArray[np.int64]  # [T, 4]: their addresses; 0: not mapped
 
 
-class Overlay(NamedTuple):
-    """Changes that are not in place yet: an open-addressing index, and rows in a separate file."""
+class Marks(NamedTuple):
+    """Which file has each row, two bits a row, as of one version."""
 
-    keys: NDArray[np.int64]  # [power of two], or empty
-    places: NDArray[np.int32]
-    handle: int
+    bits: NDArray[np.int64]  # [T]: address of the marks of a table, four rows a byte
+    counts: NDArray[np.int64]  # [T]: rows that have marks; all others are IN_MODEL
+
+
+class CurrentMarks(NamedTuple):
+    """What decides whether a cached row is current."""
+
+    now: Marks
+    before: Marks  # of the version that slots of another epoch were current in
     epoch: int
 
 
@@ -103,60 +107,19 @@ def table_of(key: Any, starts: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def is_marked(files: Any, table: Any, row: Any) -> Any:
-    if row >= files.sure[table]:
-        return True
-    if files.scratch[table] < 0 and files.shared[table] < 0:
-        return False
-    bit = files.mark_starts[table] + row
-    return (files.marks[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == np.uint8(1)
+def file_of(marks: Any, table: Any, row: Any) -> Any:
+    """Which file has a row."""
+    if row >= marks.counts[table]:
+        return np.int64(IN_MODEL)
+    return (np.int64(load8(marks.bits[table] + (row >> 2))) >> (2 * (row & 3))) & 3
 
 
 @njit(nogil=True, cache=True)
-def scratch_of(files: Any, table: Any, row: Any) -> Any:
-    """The handle and the address of the file of a marked row."""
-    if files.shared[table] < 0:
-        return files.scratch[table], files.maps[table, 1]
-    if row < files.sure[table]:
-        bit = files.mark_starts[table] + row
-        if (files.own[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == np.uint8(1):
-            return files.scratch[table], files.maps[table, 1]
-    return files.shared[table], files.maps[table, 2]
-
-
-@njit(nogil=True, cache=True)
-def find_change(overlay: Any, key: Any) -> Any:
-    """The place of a changed row in its file, or -1."""
-    size = overlay.keys.shape[0]
-    if size == 0:
-        return -1
-    at = np.int64(mix(np.uint64(key)) & np.uint64(size - 1))
-    for _ in range(size):
-        if overlay.keys[at] == key:
-            return np.int64(overlay.places[at])
-        if overlay.keys[at] == EMPTY:
-            return -1
-        at = (at + 1) & (size - 1)
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
-    """Key n maps to row first + n from now on, even if it mapped to another; returns the number of new keys."""
-    mask, added = table_keys.shape[0] - 1, 0
-    for n in range(keys.shape[0]):
-        at = np.int64(mix(np.uint64(keys[n])) & np.uint64(mask))
-        looked = 0
-        while table_keys[at] != keys[n] and table_keys[at] != EMPTY:  # ends: looks are counted
-            at = (at + 1) & mask
-            looked += 1
-            if looked > mask:
-                raise StoreError("there are more changed rows than were announced; load the model again")
-        if table_keys[at] == EMPTY:
-            table_keys[at] = keys[n]
-            added += 1
-        places[at] = first + n
-    return added
+def _has_changed(key: Any, seen: Any, starts: Any) -> Any:
+    """Whether the row of a key is another one than before."""
+    table = table_of(key, starts)
+    row = key - starts[table]
+    return file_of(seen.now, table, row) != file_of(seen.before, table, row)
 
 
 @njit(nogil=True, cache=True)
@@ -183,25 +146,19 @@ def _widen_row(raw: Any, kind: Any, scale: Any, out: Any, i: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, wait: Any) -> Any:
+def _read_row(files: Any, marks: Any, key: Any, out: Any, i: Any, work: Any, wait: Any) -> Any:
     """out[i] = the row of a key that is not in the cache. Returns 0, LATE (being prefetched), NOWHERE or a fault."""
     size = 4 * out.shape[1]
     to = out.ctypes.data + i * size
-    place = find_change(overlay, key)
-    if place >= 0:
-        work.counts[CHANGED] += 1
-        if not wait and _read_now(overlay.handle, to, size, place * size, work.vector):
-            return 0
-        return _as_fault(read_fully(overlay.handle, to, size, place * size)) if wait else 1
     table = table_of(key, files.starts)
     row = key - files.starts[table]
-    handle, kind, at = files.models[table, 0], files.models[table, 1], files.models[table, 2]
-    base = files.maps[table, 0]
-    if is_marked(files, table, row):
-        handle, base = scratch_of(files, table, row)
-        kind, at = np.int64(FP32_FILE), np.int64(0)
-    elif kind == ABSENT:
-        return NOWHERE
+    place = file_of(marks, table, row)
+    handle, base = files.handles[table, place], files.maps[table, place]
+    kind, at = np.int64(FP32_FILE), np.int64(0)
+    if place == IN_MODEL:
+        kind, at = files.models[table, 0], files.models[table, 1]
+        if kind == ABSENT:
+            return NOWHERE
     if kind == FP32_FILE:
         return _copied(handle, base, to, size, at + row * size, work, wait)
     size = out.shape[1] * (1 if kind == INT8_FILE else 2)
@@ -212,7 +169,7 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
     scale = np.float32(1)
     if kind == INT8_FILE:
         aligned = 4 * out.shape[1]
-        status = _copied(handle, base, raw + aligned, 4, files.models[table, 3] + row * 4, work, True)
+        status = _copied(handle, base, raw + aligned, 4, files.models[table, 2] + row * 4, work, True)
         if status != 0:
             return status
         scale = work.raw[aligned : aligned + 4].view(np.float32)[0]
@@ -238,16 +195,16 @@ def _as_fault(fault: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _hit(cache: Any, overlay: Any, key: Any, out: Any, i: Any) -> Any:
+def _hit(cache: Any, seen: Any, starts: Any, key: Any, out: Any, i: Any) -> Any:
     """Whether the cache has the row; if so, it is copied to out[i]."""
     s = set_of(key, cache.keys.shape[0])
     for way in range(WAYS):
         if cache.keys[s, way] == key:
-            if cache.epochs[s, way] != overlay.epoch:
-                if find_change(overlay, key) >= 0:
+            if cache.epochs[s, way] != seen.epoch:
+                if _has_changed(key, seen, starts):
                     cache.keys[s, way] = EMPTY
                     return False
-                cache.epochs[s, way] = overlay.epoch
+                cache.epochs[s, way] = seen.epoch
             if cache.uses[s, way] < _MOST_USES:
                 cache.uses[s, way] += np.uint8(1)
             slot = WAYS * s + way
@@ -278,8 +235,8 @@ def _keep(cache: Any, epoch: Any, key: Any, out: Any, i: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def find(keys: Any, out: Any, cache: Any, overlay: Any, work: Any) -> Any:
-    """out[i] = the row of keys[i] where the cache has it, zero for padding (-1).
+def find(keys: Any, out: Any, cache: Any, starts: Any, seen: Any, is_current: Any, work: Any) -> Any:
+    """out[i] = the row of keys[i] where the cache has it, zero for padding (-1). A version that is not current has no cache.
 
     The number of other positions, in work.missing, and of those that have no row anywhere, in work.first.
     """
@@ -293,7 +250,7 @@ def find(keys: Any, out: Any, cache: Any, overlay: Any, work: Any) -> Any:
         elif key >= GUEST:
             work.first[num_first] = i
             num_first += 1
-        elif _hit(cache, overlay, key, out, i):
+        elif is_current and _hit(cache, seen, starts, key, out, i):
             work.counts[HITS] += 1
         else:
             work.missing[num_missing] = i
@@ -302,7 +259,7 @@ def find(keys: Any, out: Any, cache: Any, overlay: Any, work: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found: Any, seen: Any) -> Any:
+def read_missing(keys: Any, out: Any, files: Any, marks: Any, work: Any, found: Any, seen: Any) -> Any:
     """out[i] = the row of keys[i] from files, for the positions that `find` listed; returns the size of work.first.
 
     A repeated key is read once: `seen` [power of two], filled with -1, holds the first position of each key. The outcome of
@@ -319,7 +276,7 @@ def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found
             work.status[i], work.same[i] = AGAIN, seen[at]
             continue
         seen[at] = i
-        status = _read_row(files, overlay, keys[i], out, i, work, False)
+        status = _read_row(files, marks, keys[i], out, i, work, False)
         if status == LATE:
             work.late[num_late] = i
             num_late += 1
@@ -329,7 +286,7 @@ def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found
         work.status[i] = status
     for n in range(num_late):
         i = work.late[n]
-        status = _read_row(files, overlay, keys[i], out, i, work, True)
+        status = _read_row(files, marks, keys[i], out, i, work, True)
         if status != 0:
             work.counts[FAULT], work.counts[FAULT_KEY] = status, keys[i]
             return num_first
@@ -359,3 +316,15 @@ def keep(keys: Any, out: Any, cache: Any, epoch: Any, work: Any, num_missing: An
                 there |= cache.keys[s, way] == keys[i]
             if not there:
                 _keep(cache, epoch, keys[i], out, i)
+
+
+@njit(nogil=True, cache=True)
+def sweep(cache: Any, starts: Any, seen: Any, first: Any, stop: Any) -> None:
+    """Empty the slots of some sets whose rows have changed; all others are current."""
+    for s in range(first, stop):
+        for way in range(WAYS):
+            if cache.keys[s, way] != EMPTY and cache.epochs[s, way] != seen.epoch:
+                if _has_changed(cache.keys[s, way], seen, starts):
+                    cache.keys[s, way] = EMPTY
+                else:
+                    cache.epochs[s, way] = seen.epoch

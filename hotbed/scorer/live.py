@@ -37,16 +37,21 @@ from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.scorer.columns import ColumnEncoder
 from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory
+from hotbed.scorer.intake import ReadAnewError, RowIntake, Shared
 from hotbed.scorer.kernels import GUEST
+from hotbed.scorer.owners import RowOwners
 from hotbed.scorer.rows import FileRows, RowSpace
 from hotbed.scorer.source import ModelSource, TableSource
+from hotbed.scorer.versions import RowDraft
 from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
 from hotbed.tables.outputs import split_of
-from hotbed.types import Batch, RowPart
+from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
 _TRIES = 5  # to open a model that is replaced meanwhile
 _IDS_SHARE = 8  # id lists that take more than this part of memory are in files
+_GROWTH_SHARE = 16
+_MOST_GONE = 1024  # ids
 
 
 class Budget(NamedTuple):
@@ -55,16 +60,21 @@ class Budget(NamedTuple):
     memory: int
     scratch: Path
     device: torch.device
-    change_bytes: int = 0  # of memory, for pending changes; 0: the model is never updated
+    updated: bool = False  # newer versions will follow
     mapped: bool = False  # files of rows are mapped, see scratch.py
-    shared: bool = False  # files of rows will be shared with forked processes: one more bit a row
+
+    @property
+    def growth(self) -> int:
+        """What the lists and marks of dynamic ids may grow by until the model is read anew."""
+        return self.memory // _GROWTH_SHARE if self.updated else 0
 
 
 class Version(NamedTuple):
-    """The dense model, and the name of the version."""
+    """What belongs to a version besides its rows."""
 
     name: str
-    model: nn.Module
+    model: nn.Module  # the dense part
+    shared: dict[str, NDArray[np.float32]]  # by table: what ids without a row read
 
 
 class ScoredBatch(NamedTuple):
@@ -85,49 +95,104 @@ class LiveModel:
     def __init__(self, source: ModelSource, budget: Budget, before: LiveModel | None = None) -> None:
         """`before`: the previous model, whose vocabularies and, later, cache are reused."""
         self.source, self._budget = source, budget
-        self.pending: Any = None  # published changes that are not in place yet
         self.schema = source.schema
         widths = sorted({one.dim for one in source.tables.values()})
         if len(widths) != 1:
             raise RunError(f"{source.place} has tables of several widths ({widths}); hotbed's models read one.")
-        version = Version(source.version, build_dense(source, budget.device))
+        model = build_dense(source, budget.device)
         spaces = [RowSpace(one.rows, one.file) for one in source.tables.values()]
-        self.rows = FileRows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
+        self.rows = FileRows(spaces, widths[0], budget.scratch, mapped=budget.mapped)
         weakref.finalize(self, self.rows.close)
-        tables, dynamic = self._put_parts()
+        self.owners: RowOwners | None = None  # who has which row of training; None: changes cannot be applied
+        numberings = {name: _Numbers() for name, one in source.tables.items() if one.rows is None and one.ids is None}
+        intake = self._read_all(numberings)
         self.vocabularies: dict[str, IdMap] = (
             before.vocabularies
             if before is not None and before.source.columns_mark == source.columns_mark
             else self._vocabularies()
         )
-        self.id_maps = self._make_maps(dynamic)
+        given = {name: one.ids for name, one in source.tables.items() if one.ids is not None}
+        self.id_maps = self._make_maps(given | {name: one.ids for name, one in numberings.items()})
         self._sequences: dict[str, int] = source.model.get("sequences") or {}
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
-        self.tables = FileTables(tables, self.rows, self.id_maps)
+        self.tables = FileTables(
+            {name: replace(one, ids=None) for name, one in source.tables.items()}, self.rows, self.id_maps
+        )
+        self.shared = intake.shared  # by table and rank
+        self.rows.publish(intake.draft, self.version_of(source, model, self.shared))
+        self._num_fixed = self._grown_bytes
         if before is None:
             self.make_cache()
-        self.rows.publish(version)
 
     def make_cache(self, before: LiveModel | None = None) -> None:
         """A cache of what the budget leaves for rows, from the memory of the model before it."""
         # while one model replaces another, the marks and id lists of both are in memory
-        times = 2 if self._budget.change_bytes else 1
-        memory = self._budget.memory - times * self._list_bytes
-        self.rows.make_cache(memory, times + self._budget.shared, before.rows if before is not None else None)
+        times = 2 if self._budget.updated else 1
+        grows = self._budget.growth if self.id_maps and self.source.chains else 0
+        memory = self._budget.memory - times * (self._list_bytes + grows)
+        self.rows.make_cache(memory, times, before.rows if before is not None else None)
+
+    def version_of(self, source: ModelSource, model: nn.Module, shared: Shared) -> Version:
+        """The version of a source, with what ids without a row read: every rank has a replica, the last one counts."""
+        vectors = {name: one.shared for name, one in source.tables.items() if one.shared is not None}
+        for table, rank in sorted(shared):
+            vector = shared[table, rank]
+            if vector is None:  # it begins as the row of id 0
+                vector = self.tables.first_values(table, np.zeros(1, dtype=np.int64))[0]
+            vectors[table] = vector
+        return Version(source.version, model, vectors)
+
+    def check_growth(self, draft: RowDraft) -> None:
+        """A ReadAnewError if the ids of a draft do not fit into the memory that is reserved for new ones, or most are gone."""
+        grown = self._grown_bytes - self.rows.mark_bytes + draft.num_bytes - self._num_fixed
+        if grown > self._budget.growth and self.id_maps:
+            raise ReadAnewError(
+                f"new ids take {in_words(grown)}, and {in_words(self._budget.growth)} are reserved for them"
+            )
+        live = {name: int(draft.num_live[n]) for n, name in enumerate(self.source.tables) if name in self.id_maps}
+        known = sum(one.num_ids for one in self.id_maps.values())
+        if known > _MOST_GONE + 2 * sum(live.values()):
+            raise ReadAnewError(f"{known - sum(live.values()):,} of {known:,} ids that had a row have none any more")
+
+    def share(self) -> None:
+        """Before a fork: files that are there now are never written again."""
+        self.rows.share()
+        if self.owners is not None:
+            self.owners.read_only()
+
+    def close(self) -> None:
+        """Close all files."""
+        self.rows.close()
+        for one in (*self.vocabularies.values(), *self.id_maps.values()):
+            one.close()
 
     @property
     def _list_bytes(self) -> int:
         return sum(one.num_bytes for one in (*self.vocabularies.values(), *self.id_maps.values()))
 
     @property
+    def _grown_bytes(self) -> int:
+        """What grows with the number of ids."""
+        return sum(one.num_bytes for one in self.id_maps.values()) + self.rows.mark_bytes
+
+    @property
     def num_bytes(self) -> int:
         """Memory of rows and their indexes."""
         return self.rows.num_bytes + self._list_bytes
 
+    def _read_all(self, numberings: Mapping[str, _Numbers]) -> RowIntake:
+        """All rows that come in parts, at their place."""
+        if self._budget.updated and numberings and self.source.chains:
+            self.owners = RowOwners(self._budget.scratch, self.rows.files.starts)
+        intake = RowIntake(self.source.tables, self.rows, RowDraft(self.rows, empty=True), numberings, self.owners)
+        for part in self.source.parts() if self.source.parts is not None else ():
+            intake.add(part)
+        return intake
+
     @cached_property
     def labels(self) -> tuple[Task, ...]:
         """The labels that the model learned: all of the data, or the first alone. One sample of zeros tells."""
-        model, device = self.rows.state.model, self._budget.device
+        model, device = self.rows.current.state.model, self._budget.device
         sizes = ((1, model.num_columns, self.rows.dim), (1, model.num_dense))
         inputs = [torch.zeros(*size, dtype=torch.float32, device=device) for size in sizes]
         if self._sequences:
@@ -149,33 +214,6 @@ class LiveModel:
             version.model(*inputs) if device.type == "cpu" else version.model(*(one.to(device) for one in inputs)).cpu()
         )
         return ScoredBatch(found, version.name)
-
-    def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Keys of the rows of a table with row numbers."""
-        return ids + self.rows.start_of(list(self.source.tables).index(table))
-
-    def _put_parts(self) -> tuple[dict[str, TableSource], dict[str, NDArray[np.int64]]]:
-        """Write all rows that come in parts to their place; returns the tables, and the ids of dynamic ones."""
-        tables, rows = dict(self.source.tables), self.rows
-        dynamic = {name: one.ids for name, one in tables.items() if one.ids is not None}
-        numberings = {name: Numbering() for name, one in tables.items() if one.rows is None and name not in dynamic}
-        first = FileTables(tables, rows, {})
-        for part in self.source.parts() if self.source.parts is not None else ():
-            table = tables[part.table]
-            if "weight" not in part.columns:
-                if table.rows is not None:
-                    ids = part.ids.numpy()
-                    rows.put(self.keys_of(part.table, ids), first.first_values(part.table, ids))
-                continue
-            own, shared = _without_shared(part)
-            if shared is not None:
-                tables[part.table] = replace(table, shared=shared)
-            ids = np.ascontiguousarray(own.ids.numpy())
-            if table.rows is None:
-                ids = numberings[part.table].add(ids, np.zeros(len(ids), dtype=np.bool_)).astype(np.int64)
-            rows.put(self.keys_of(part.table, ids), own.columns["weight"].float().numpy())
-        dynamic |= {name: one.ids for name, one in numberings.items()}
-        return {name: replace(one, ids=None) for name, one in tables.items()}, dynamic
 
     def _vocabularies(self) -> dict[str, IdMap]:
         first = {name: one for name, (one, *_) in self.schema.tables.items() if one.mode == "vocabulary"}
@@ -209,6 +247,23 @@ class LiveModel:
         return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
 
 
+class _Numbers:
+    """The ids of a table while it is read."""
+
+    def __init__(self) -> None:
+        self._numbering = Numbering()
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        return self._numbering.ids
+
+    def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._numbering.add(ids, np.zeros(len(ids), dtype=np.bool_)).astype(np.int64)
+
+    def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._numbering.find(ids).astype(np.int64)
+
+
 def open_live(source: ModelSource, budget: Budget, before: LiveModel | None = None) -> LiveModel:
     """A model whose files are all of one version: a folder that is replaced while they are opened is opened again."""
     for _ in range(_TRIES):
@@ -238,23 +293,11 @@ def build_dense(source: ModelSource, device: torch.device) -> nn.Module:
     return found  # type: ignore[no-any-return]
 
 
-def _without_shared(part: RowPart) -> tuple[RowPart, NDArray[np.float32] | None]:
-    """The rows of ids, and the vector that ids without a row share, if the part has one."""
-    if "shared" not in part.columns:
-        return part, None
-    is_shared = part.columns["shared"].view(-1) != 0
-    if not bool(is_shared.any()):
-        return part, None
-    weight = part.columns["weight"]
-    rest = RowPart(part.table, part.ids[~is_shared], {"weight": weight[~is_shared]})
-    return rest, weight[is_shared][0].float().numpy().copy()
-
-
 class Vectors(NamedTuple):
     """Vectors of one batch."""
 
     vectors: Tensor | dict[str, Tensor]  # [B, F, D]; with sequences by feature, pooled [B, D] or in order [L, D]
-    state: Any  # the Version that was current
+    state: Version  # that was current
 
 
 class FileTables:
@@ -274,11 +317,13 @@ class FileTables:
     def vectors(self, batch: Batch) -> Vectors:
         """Look up a batch on the CPU."""
         given = read_inputs(self.features, batch.ids, batch.bags or None, _CPU)
-        lookups = flatten(cast(Any, self), self._inputs, given)
-        found = torch.empty(lookups.slots.shape[0], self.rows.dim, dtype=torch.float32, device="cpu")
-        first, state = self.rows.fetch(lookups.slots.numpy(), found.numpy())
+        with self.rows.reading() as version:  # before ids are found: one that comes later has no row in it
+            lookups = flatten(cast(Any, self), self._inputs, given)
+            found = torch.empty(lookups.slots.shape[0], self.rows.dim, dtype=torch.float32, device="cpu")
+            first = self.rows.fetch(version, lookups.slots.numpy(), found.numpy())
+        state: Version = version.state
         if first.shape[0]:
-            self._fill(first, lookups, found)
+            self._fill(first, lookups, found, state.shared)
         if lookups.bags is not None:
             slots = torch.arange(found.shape[0], device="cpu")
             slots[lookups.slots < 0] = -1
@@ -314,10 +359,7 @@ class FileTables:
         )
 
     def first_values(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The values [n, D] of ids that no file has a row for."""
-        shared = self.members[table].shared
-        if shared is not None:
-            return np.broadcast_to(shared, (ids.shape[0], shared.shape[0]))
+        """The initial values [n, D] of ids."""
         usual, of_minus_one = self._first[table]
         numbers = torch.from_numpy(ids)
         values = usual.layout.weights(initial_records(numbers, usual)).float()
@@ -326,7 +368,9 @@ class FileTables:
             values[minus_one] = usual.layout.weights(initial_records(numbers[minus_one], of_minus_one)).float()
         return values.numpy()
 
-    def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
+    def _fill(
+        self, first: NDArray[np.int64], lookups: Lookups, found: Tensor, shared: Mapping[str, NDArray[np.float32]]
+    ) -> None:
         """Fill in initial values, or the shared vector, where no row was found."""
         assert isinstance(lookups.origin, LookupIds), "a scorer keeps the ids"
         names, ids, out = list(self.members), lookups.origin.ids.numpy(), found.numpy()
@@ -337,7 +381,7 @@ class FileTables:
             mine = first[tables[first] == number]
             name, rows = names[number], self.members[names[number]].rows
             wanted = ids[mine] % rows if self.members[name].hashing and rows else ids[mine]
-            out[mine] = self.first_values(name, np.ascontiguousarray(wanted))
+            out[mine] = shared[name] if name in shared else self.first_values(name, np.ascontiguousarray(wanted))
 
     def _way_of(self, tables: tuple[str, ...]) -> Addresses:
         if tables not in self._ways:

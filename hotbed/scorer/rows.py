@@ -1,8 +1,12 @@
-"""Keys in, rows out, within a memory budget: a cache over the files of a model and over changes to it.
+"""Keys in, rows out, within a memory budget: a cache over the files of a model, in versions that replace each other at once.
 
-The budget covers cached rows with their keys, one bit per row for whether it has changed, and the index of pending changes (at
-most `change_bytes`). The model's own files are never written: changed rows go to unnamed scratch files, at the position of
-their row number. These files are sparse and take disk space only where they were written.
+A `RowVersion` says which file has each row, two bits a row, and never changes. The next one is made from a `RowDraft`: its rows
+go to unnamed scratch files, at the position of their row number. Every table has two of them, and a row that changes goes to
+the one that the current version does not read it from. So readers of the current version see nothing of it until `publish`, an
+update that fails leaves no trace, and an update costs what it changes and a copy of the marks. The files are sparse and take
+disk space only where they were written. The model's own files are never written.
+
+The budget covers cached rows with their keys, and the marks of two versions.
 
 Processes that are forked from one that called `share` read its scratch files and never write them: each puts the rows that
 change from then on into scratch files of its own.
@@ -12,7 +16,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,19 +28,35 @@ from hotbed.errors import BudgetError, StoreError
 from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
 from hotbed.scorer import kernels
-from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, FetchBuffers, Overlay, RowCache, RowFiles
-from hotbed.scorer.scratch import MappedFile, compare, lengthen, map_file, mark_written, scratch_file, write_rows
+from hotbed.scorer.kernels import (
+    EMPTY,
+    IN_FIRST,
+    IN_MODEL,
+    IN_SECOND,
+    IN_SHARED,
+    NUM_COUNTS,
+    WAYS,
+    CurrentMarks,
+    FetchBuffers,
+    RowCache,
+    RowFiles,
+)
+from hotbed.scorer.scratch import (
+    MappedFile,
+    differing,
+    lengthen,
+    map_file,
+    read_rows,
+    scratch_file,
+    write_rows,
+)
+from hotbed.scorer.versions import RowDraft, RowVersion
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 _DYNAMIC_SPAN = 1 << 40  # keys that a table of dynamic ids may have
-_NEVER = 1 << 62
 _SLOT_BYTES = 8 + 1 + 1  # key, uses, epoch
-_COMPARED_AT_ONCE = 1 << 12  # rows
-_SETTLED_AT_ONCE = 1 << 10  # rows; lookups wait for some 0.1 ms at a time
-
-
-NO_CHANGES = Overlay(np.empty(0, np.int64), np.empty(0, np.int32), -1, 0)
+_SWEPT_AT_ONCE = 1 << 10  # sets; lookups wait for some 0.1 ms at a time
 
 
 class ModelRowFile(NamedTuple):
@@ -60,12 +81,10 @@ class RowSpace(NamedTuple):
     rows: int | None  # None: dynamic ids, numbered as they come
     file: ModelRowFile | None = None
 
-
-class FetchedRows(NamedTuple):
-    """The result of one lookup."""
-
-    first: Ints  # positions whose rows are in no file, which the caller fills in
-    state: Any  # the state that was current, see `publish`
+    @property
+    def mark_bytes(self) -> int:
+        """Of a version whose rows are in scratch files; dynamic ids are not known yet."""
+        return 0 if self.file is not None or self.rows is None else -(-self.rows // 4)
 
 
 class RowCounts(NamedTuple):
@@ -73,38 +92,30 @@ class RowCounts(NamedTuple):
 
     cache: int
     files: int
-    changes: int  # of those in files: in a pending change
     first_values: int
 
 
 class FileRows:
     """Rows of T tables of one width."""
 
-    def __init__(
-        self, spaces: Sequence[RowSpace], dim: int, scratch: Path, change_bytes: int = 0, *, mapped: bool = False
-    ) -> None:
-        self.dim, self._scratch, self._change_bytes = dim, scratch, change_bytes
-        self._spaces, self._mapped = spaces, mapped
+    def __init__(self, spaces: Sequence[RowSpace], dim: int, scratch: Path, *, mapped: bool = False) -> None:
+        self.dim, self.spaces, self._scratch, self._mapped = dim, spaces, scratch, mapped
         self._maps: list[MappedFile] = []
         self.lock = threading.Lock()
         self._no_readers = threading.Condition(self.lock)
-        self._generation = 0  # incremented when changes are published or retired
-        self._readers: dict[
-            int, int
-        ] = {}  # generation -> lookups started in it that are reading files, without the lock
+        self._readers: dict[int, int] = {}  # number of a version -> those who read it
         self._handles: list[int] = []
-        self._scratch_files: dict[int, IO[bytes]] = {}
-        self._shared_files: list[IO[bytes]] = []
+        self._scratch_files: dict[tuple[int, int], IO[bytes]] = {}  # (table, place)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
         self.num_rows = None if any(one.rows is None for one in spaces) else sum(one.rows or 0 for one in spaces)
         self.files = self._open(spaces)
-        self._overlay = NO_CHANGES
-        self._epoch = 0
-        self.state: Any = None
+        none = np.zeros(len(spaces), dtype=np.int64)
+        self.current = RowVersion(0, None, [np.empty(0, np.uint8) for _ in spaces], none, none)
+        self._before: RowVersion | None = None  # until no cached row is of that version
         self.cache = _empty_cache(1, dim)
 
     def make_cache(self, memory: int, times: int = 1, before: FileRows | None = None) -> None:
-        """Make a cache of the bytes that pending changes and marks (held `times` times) leave of `memory`.
+        """Make a cache of the bytes that marks (held `times` times) leave of `memory`.
 
         The cache of `before` is given up: its memory is reused if it has the same shape, else freed first.
         """
@@ -122,14 +133,13 @@ class FileRows:
 
     def _num_sets(self, memory: int, times: int) -> int:
         """Sets of a cache within `memory`; a BudgetError if there is no room for one."""
-        marks = times * self.files.marks.nbytes
-        left = memory - marks - self._change_bytes
+        marks = times * sum(max(one.mark_bytes, bits.nbytes) for one, bits in zip(self.spaces, self.current.bits))
+        left = memory - marks
         set_bytes = WAYS * (4 * self.dim + _SLOT_BYTES)
         if left < set_bytes:
             raise BudgetError(
-                f"memory leaves {in_words(max(0, memory))} for rows, which is too little: marks of changed rows take "
-                f"{in_words(marks)}, pending changes {in_words(self._change_bytes)}, and the smallest cache "
-                f"{in_words(set_bytes)}. Give more memory=."
+                f"memory leaves {in_words(max(0, memory))} for rows, which is too little: marks of rows take "
+                f"{in_words(marks)}, and the smallest cache {in_words(set_bytes)}. Give more memory=."
             )
         num_sets = left // set_bytes
         if self.num_rows is not None:
@@ -146,139 +156,132 @@ class FileRows:
         """The key of its first row."""
         return int(self.files.starts[table])
 
-    def fetch(self, keys: Ints, out: Floats) -> FetchedRows:
-        """out[i] = the row of keys[i], zero for -1. All rows are of one version, even if another is published meanwhile."""
-        work = _work_of(keys.shape[0], self.dim)
+    @contextmanager
+    def reading(self) -> Iterator[RowVersion]:
+        """The current version; its rows stay where they are until this is left."""
         with self.lock:
-            found = kernels.find(keys, out, self.cache, self._overlay, work)
-            state, overlay, generation = self.state, self._overlay, self._generation
-            if not found[0]:
-                self._count(work, found[1])
-                return FetchedRows(work.first[: found[1]], state)
-            self._readers[generation] = self._readers.get(generation, 0) + 1
+            version = self.current
+            self._readers[version.number] = self._readers.get(version.number, 0) + 1
         try:
-            seen = np.full(1 << (2 * found[0] - 1).bit_length(), -1, np.int64)
-            num_first = kernels.read_missing(keys, out, self.files, overlay, work, found, seen)
-            _raise_fault(work)
-            with self.lock:
-                kernels.keep(keys, out, self.cache, overlay.epoch, work, found[0])
-                self._count(work, num_first)
+            yield version
         finally:
             with self.lock:
-                self._readers[generation] -= 1
-                if not self._readers[generation]:
-                    del self._readers[generation]
+                self._readers[version.number] -= 1
+                if not self._readers[version.number]:
+                    del self._readers[version.number]
                     self._no_readers.notify_all()
-        return FetchedRows(work.first[:num_first], state)
+
+    def fetch(self, version: RowVersion, keys: Ints, out: Floats) -> Ints:
+        """out[i] = the row of keys[i], zero for -1. Returns the positions whose rows are in no file, to be filled in."""
+        work = _work_of(keys.shape[0], self.dim)
+        with self.lock:
+            found = kernels.find(keys, out, self.cache, self.files.starts, self._seen(), version is self.current, work)
+            if not found[0]:
+                self._count(work, found[1])
+                return work.first[: found[1]]
+        seen = np.full(1 << (2 * found[0] - 1).bit_length(), -1, np.int64)
+        num_first = kernels.read_missing(keys, out, self.files, version.marks, work, found, seen)
+        _raise_fault(work)
+        with self.lock:
+            if version is self.current:
+                kernels.keep(keys, out, self.cache, np.uint8(version.number & 255), work, found[0])
+            self._count(work, num_first)
+        return work.first[:num_first]
 
     def share(self) -> None:
         """The scratch files are never written again, so that processes forked from now on can read them."""
-        files = self.files
+        handles, maps = self.files.handles, self.files.maps
         with self.lock:
-            assert not self._overlay.keys.size, "changes are in place before files are shared"
-            self._shared_files += self._scratch_files.values()
-            self._scratch_files = {}
-            files.shared[:], files.scratch[:] = files.scratch, -1
-            files.maps[:, 2], files.maps[:, 1] = files.maps[:, 1], 0
-            self.files = files._replace(own=np.zeros_like(files.marks))
+            self._no_readers.wait_for(lambda: not self._readers)
+            assert (handles[:, IN_SECOND] < 0).all(), "files are shared before they are updated"
+            for bits in self.current.bits:
+                np.bitwise_or(bits, (bits & 0x55) << 1, out=bits)  # IN_FIRST -> IN_SHARED
+            for of in (handles, maps):
+                of[:, IN_SHARED] = of[:, IN_FIRST]
+            handles[:, IN_FIRST], maps[:, IN_FIRST] = -1, 0
+            self._scratch_files = {(table, IN_SHARED): one for (table, _), one in self._scratch_files.items()}
 
-    def put(self, keys: Ints, rows: Floats) -> None:
-        """Write rows to their place. Concurrent lookups must already see them as published changes, or not use them.
+    def write(self, table: int, numbers: Ints, values: Floats, places: Ints) -> None:
+        """Write rows to scratch files where no version has them."""
+        for place in (IN_FIRST, IN_SECOND):
+            if (places == place).any():
+                self._make_scratch(table, place)
+        error = write_rows(numbers, values, places, self.files.handles[table])
+        if error:
+            raise StoreError(
+                f"changed rows cannot be written to {self._scratch}: {os.strerror(error)}. Free some space, or give "
+                "another folder with scratch=."
+            )
 
-        Lookups wait only while marks are set, not for the disk: a change is read from its own file until its row is marked.
-        """
-        self._make_scratch(keys)
-        rows = np.ascontiguousarray(rows, dtype=np.float32)
-        for start in range(0, keys.shape[0], _SETTLED_AT_ONCE):
-            some, new = keys[start : start + _SETTLED_AT_ONCE], rows[start : start + _SETTLED_AT_ONCE]
-            error = write_rows(some, new, self.files)
-            if error:
-                raise StoreError(
-                    f"changed rows cannot be written to {self._scratch}: {os.strerror(error)}. Free some space, or give "
-                    "another folder with scratch=."
-                )
+    def differs(self, table: int, numbers: Ints, values: Floats, places: Ints) -> NDArray[np.bool_]:
+        """Whether rows differ, in any bit, from those in these scratch files; one that is in none does."""
+        found: NDArray[np.bool_] = places == IN_MODEL
+        if found.any():
+            there = np.flatnonzero(~found)
+            found[there] = self.differs(table, numbers[there], values[there], places[there]) if there.size else False
+            return found
+        held = np.empty_like(values)
+        error = read_rows(numbers, held, places, self.files.handles[table])
+        if error:
+            raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(error)}.")
+        differing(values.view(np.uint32), held.view(np.uint32), found)
+        return found
+
+    def publish(self, draft: RowDraft, state: Any) -> None:
+        """From now on every reader gets this version. When this returns, nobody reads the one before."""
+        self.settle()
+        version = RowVersion(self.current.number + 1, state, draft.bits, draft.counts, draft.num_live)
+        with self.lock:
+            self._before, self.current = self.current, version
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish the last `publish`: its rows may be written again once nobody reads them and the cache has none."""
+        before = self._before
+        if before is None:
+            return
+        with self.lock:
+            self._no_readers.wait_for(lambda: before.number not in self._readers)
+        for start in range(0, len(self.cache.keys), _SWEPT_AT_ONCE):
             with self.lock:
-                mark_written(some, new, self.cache, self.files, self._epoch)
-
-    def publish(self, state: Any, overlay: Overlay | None = None) -> None:
-        """From now on every lookup returns this state and sees these changes; earlier changes must be in place.
-
-        When this returns, all earlier lookups have ended, and rows may be moved into place.
-        """
+                stop = min(start + _SWEPT_AT_ONCE, len(self.cache.keys))
+                kernels.sweep(self.cache, self.files.starts, self._seen(), start, stop)
         with self.lock:
-            self.state = state
-            if overlay is None:
-                return
-            assert not self._overlay.keys.size, "earlier changes are in place before others are published"
-            self._epoch = self._epoch % 255 + 1
-            if self._epoch == 1:
-                self.cache.epochs.fill(0)
-            self._overlay = overlay._replace(epoch=self._epoch)
-            self._await_readers()
-
-    def retire_changes(self) -> None:
-        """All changes are in place; when this returns, no lookup reads their file."""
-        with self.lock:
-            self._overlay = NO_CHANGES._replace(epoch=self._epoch)
-            self._await_readers()
-
-    def is_marked(self, table: int, rows: Ints) -> NDArray[np.bool_]:
-        """Whether rows of a table were changed; not for dynamic ids."""
-        bits = self.files.mark_starts[table] + rows
-        marked: NDArray[np.bool_] = (self.files.marks[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 == 1
-        return marked
-
-    def num_marked(self, table: int, rows: int) -> int:
-        """The number of changed rows."""
-        first = int(self.files.mark_starts[table]) >> 3
-        return int(np.unpackbits(self.files.marks[first : first + -(-rows // 8)]).sum())
-
-    def differs(self, keys: Ints, rows: Floats) -> NDArray[np.bool_]:
-        """Whether rows differ from the changed rows here, or were not changed here."""
-        out = np.empty(keys.shape[0], dtype=np.bool_)
-        words = np.ascontiguousarray(rows).view(np.uint32)
-        held = np.empty((min(len(words), _COMPARED_AT_ONCE) or 1, self.dim), dtype=np.uint32)
-        fault = compare(keys, words, self.files, held, out)
-        if fault:
-            raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(max(fault, 0))}.")
-        return out
+            self._before = None
 
     def counts(self) -> RowCounts:
         """Since the start."""
         one = self._counts
-        return RowCounts(*(int(one[n]) for n in (kernels.HITS, kernels.READ, kernels.CHANGED, kernels.FIRST)))
+        return RowCounts(*(int(one[n]) for n in (kernels.HITS, kernels.READ, kernels.FIRST)))
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache, the marks and the index of changes."""
-        files = self.files
-        held: list[NDArray[Any]] = [*self.cache, files.marks, files.own, self._overlay.keys, self._overlay.places]
-        return sum(one.nbytes for one in held)
+        """Memory of the cache and the marks."""
+        return sum(one.nbytes for one in self.cache) + self.mark_bytes
 
     @property
-    def most_changes(self) -> int:
-        """How many changed rows can be pending at once."""
-        slots = self._change_bytes // 12
-        return (1 << max(0, slots.bit_length() - 1)) * 2 // 3 if slots else 0
+    def mark_bytes(self) -> int:
+        """Of the current version, and of the one before while it is read."""
+        versions = [self.current, *([self._before] if self._before is not None else [])]
+        return sum(one.nbytes for one in {id(bits): bits for version in versions for bits in version.bits}.values())
 
     def close(self) -> None:
         """Close all files."""
         with self.lock:
-            self._await_readers()
+            self._no_readers.wait_for(lambda: not self._readers)
             self.files.maps.fill(0)
             for one in self._maps:
                 one.close()
             for handle in self._handles:
                 os.close(handle)
-            for file in (*self._scratch_files.values(), *self._shared_files):
+            for file in self._scratch_files.values():
                 file.close()
-            self._handles, self._scratch_files, self._shared_files, self._maps = [], {}, [], []
+            self.files.handles.fill(-1)
+            self._handles, self._scratch_files, self._maps = [], {}, []
 
-    def _await_readers(self) -> None:
-        """Wait until all lookups that have started are over; releases the lock while waiting."""
-        self._generation += 1
-        generation = self._generation
-        self._no_readers.wait_for(lambda: all(one >= generation for one in self._readers))
+    def _seen(self) -> CurrentMarks:
+        before = self._before if self._before is not None else self.current
+        return CurrentMarks(self.current.marks, before.marks, self.current.number & 255)
 
     def _count(self, work: FetchBuffers, num_first: int) -> None:
         self._counts += work.counts
@@ -286,26 +289,18 @@ class FileRows:
 
     def _open(self, spaces: Sequence[RowSpace]) -> RowFiles:
         count = len(spaces)
-        starts, marks = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
-        models, sure = np.zeros((count, 5), np.int64), np.full(count, _NEVER, np.int64)
-        maps = np.zeros((count, 3), np.int64)
-        num_marks = 0
+        starts, models = np.zeros(count + 1, np.int64), np.zeros((count, 3), np.int64)
+        handles, maps = np.full((count, 4), -1, np.int64), np.zeros((count, 4), np.int64)
         opened: dict[Path, int] = {}
         for t, (rows, file) in enumerate(spaces):
             starts[t + 1] = starts[t] + (_DYNAMIC_SPAN if rows is None else rows)
-            marks[t] = num_marks
-            in_file = file.rows if file else 0
-            num_marks += -(-(in_file if rows is None else rows) // 8) * 8  # whole bytes: `num_marked` counts them
-            if rows is None:
-                sure[t] = in_file
             if file is not None:
                 if file.path not in opened:
                     opened[file.path] = self._open_file(file.path)
-                models[t] = opened[file.path], file.kind, file.offset, file.scale_offset, in_file
-                maps[t, 0] = self._map(opened[file.path], file.end(self.dim))
-        bits = np.zeros(num_marks // 8 + 1, np.uint8)
-        scratch, shared = (np.full(count, -1, np.int64) for _ in range(2))
-        return RowFiles(starts, models, scratch, marks, sure, maps, bits, shared, np.empty(0, np.uint8))
+                models[t] = file.kind, file.offset, file.scale_offset
+                handles[t, IN_MODEL] = opened[file.path]
+                maps[t, IN_MODEL] = self._map(opened[file.path], file.end(self.dim))
+        return RowFiles(starts, models, handles, maps)
 
     def _map(self, handle: int, needed: int) -> int:
         """The address of a mapped file of `needed` bytes; 0 if it is not mapped."""
@@ -325,16 +320,15 @@ class FileRows:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
         return handle
 
-    def _make_scratch(self, keys: Ints) -> None:
-        """Create the scratch files of tables that are written for the first time."""
-        for t in np.unique(np.searchsorted(self.files.starts, keys, side="right") - 1):
-            if int(t) not in self._scratch_files:
-                file, rows = scratch_file(self._scratch, self), self._spaces[t].rows
-                if self._mapped and rows is not None:  # the number of dynamic ids is not known
-                    self.files.maps[t, 1] = self._map(lengthen(file, 4 * self.dim * rows), 4 * self.dim * rows)
-                with self.lock:
-                    self._scratch_files[int(t)] = file
-                    self.files.scratch[t] = file.fileno()
+    def _make_scratch(self, table: int, place: int) -> None:
+        """Create a scratch file that is written for the first time."""
+        if (table, place) not in self._scratch_files:
+            file, rows = scratch_file(self._scratch, self), self.spaces[table].rows
+            if self._mapped and rows is not None:  # the number of dynamic ids is not known
+                self.files.maps[table, place] = self._map(lengthen(file, 4 * self.dim * rows), 4 * self.dim * rows)
+            with self.lock:
+                self._scratch_files[table, place] = file
+                self.files.handles[table, place] = file.fileno()
 
 
 def _raise_fault(work: FetchBuffers) -> None:

@@ -7,6 +7,7 @@ loading, and the page cache. Scores are bit-identical to those of the whole mode
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ from hotbed.scorer.source import ModelSource, open_source
 from hotbed.types import Batch
 
 DEFAULT_MEMORY = "100MB"
-_CHANGES_SHARE = 8  # of memory, where the model is updated
 _SHOWN_TABLES = 8
+_log = logging.getLogger("hotbed.scorer")
 
 
 def load(
@@ -66,19 +67,17 @@ class Scorer:
         *,
         updated: bool = False,
         mapped: bool = False,
-        shared: bool = False,
     ) -> None:
-        """`updated`: newer versions will follow (`update`), `shared`: `share` will; some memory is reserved for them."""
+        """`updated`: newer versions will follow (`update`), for which some memory is reserved."""
         most = parse_bytes(memory, "memory")
-        changes = most // _CHANGES_SHARE if updated else 0
-        self._budget = Budget(most, scratch, pick_device(device), changes, mapped, shared)
+        self._budget = Budget(most, scratch, pick_device(device), updated, mapped)
         self._updating = threading.Lock()
         self.live = open_live(source, self._budget)
 
     @property
     def version(self) -> str:
         """The name of the model that scores now."""
-        return str(self.live.rows.state.name)
+        return str(self.live.rows.current.state.name)
 
     @property
     def source(self) -> ModelSource:
@@ -121,7 +120,9 @@ class Scorer:
         """
         with self._updating:
             source = source_of(entries)
-            how = try_changes(self.live, source, self._budget)
+            how, why = try_changes(self.live, source, self._budget)
+            if how is None:
+                _log.info("%s is read anew: %s", source.version, why)
             return how or self._follow(source)
 
     def replace(self, source: ModelSource) -> str:
@@ -131,8 +132,7 @@ class Scorer:
 
     def share(self) -> None:
         """Before a fork: all processes read the files of rows that are there now, and none writes them."""
-        assert self._budget.shared, "the memory of shared files is part of the budget"
-        self.live.rows.share()
+        self.live.share()
 
     def as_learner(self) -> Scores:
         """An adapter for code that scores with a learner."""
@@ -149,9 +149,7 @@ class Scorer:
 
     def close(self) -> None:
         """Close all files; the scorer cannot be used afterwards."""
-        self.live.rows.close()
-        for one in (*self.live.vocabularies.values(), *self.live.id_maps.values()):
-            one.close()
+        self.live.close()
 
     def __enter__(self) -> Scorer:
         return self

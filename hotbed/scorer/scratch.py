@@ -5,8 +5,8 @@ call each. Lookups that miss the cache get cheaper if the page cache has the fil
 the process (the system can take them back), and if a disk fails or a file is truncated, the system kills the process instead
 of reporting an error. Hence mapping is off by default.
 
-Changed rows are written at their place in the scratch file of their table, and marked; compiled code does so and reads them
-back. Lookups continue meanwhile (kernels.py): a row that is written here is visible as a change until it is marked.
+Rows are at the place of their number, in one of two files of their table. Compiled code writes the rows of a new version to the
+file that the current one does not read them from (kernels.py), so that lookups continue meanwhile.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 
 from hotbed.errors import StoreError
-from hotbed.host.intrinsics import read_fully, write_fully
+from hotbed.host.intrinsics import SHORT, read_fully, write_fully
 from hotbed.host.jit import njit
-from hotbed.scorer.kernels import WAYS, is_marked, scratch_of, set_of, table_of
+from hotbed.scorer.kernels import IN_FIRST, IN_MODEL, IN_SECOND, file_of
 
 
 def scratch_file(folder: Path, owner: object) -> IO[bytes]:
@@ -90,36 +90,50 @@ def map_file(handle: int, needed: int) -> MappedFile | None:
 
 
 @njit(nogil=True, cache=True)
-def _mark(row: Any, table: Any, files: Any) -> None:
-    """Mark a row as changed."""
-    if row < files.sure[table]:
-        bit = files.mark_starts[table] + row
-        if files.own.shape[0] > 0:
-            files.own[bit >> 3] |= np.uint8(1) << np.uint8(bit & 7)
-        files.marks[bit >> 3] |= np.uint8(1) << np.uint8(bit & 7)
+def places_of(marks: Any, table: Any, numbers: Any, places: Any) -> None:
+    """places[n] = the file that has row numbers[n] of a table."""
+    for n in range(numbers.shape[0]):
+        places[n] = file_of(marks, table, numbers[n])
 
 
 @njit(nogil=True, cache=True)
-def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
-    """Replace the row in the cache, if it is there."""
-    s = set_of(key, cache.keys.shape[0])
-    for way in range(WAYS):
-        if cache.keys[s, way] == key:
-            cache.epochs[s, way] = epoch
-            for d in range(rows.shape[1]):
-                cache.rows[WAYS * s + way, d] = rows[m, d]
+def other_places(places: Any) -> None:
+    """Of rows in these files, the scratch files that no reader of them looks at."""
+    for n in range(places.shape[0]):
+        places[n] = IN_SECOND if places[n] == IN_FIRST else IN_FIRST
 
 
 @njit(nogil=True, cache=True)
-def write_rows(keys: Any, rows: Any, files: Any) -> Any:
-    """Write rows to the scratch files of their tables, adjacent rows together; returns 0 or an errno."""
-    size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:  # ends: n passes one key at least
-        table = table_of(keys[n], files.starts)
-        row, stop = keys[n] - files.starts[table], n + 1
-        while stop < keys.shape[0] and keys[stop] == keys[stop - 1] + 1 and keys[stop] < files.starts[table + 1]:
-            stop += 1
-        error = write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
+def set_places(bits: Any, numbers: Any, places: Any) -> Any:
+    """Mark where rows are; returns how many more are in scratch files than before."""
+    more: Any = 0
+    for n in range(numbers.shape[0]):
+        at, shift = numbers[n] >> 2, np.uint8(2 * (numbers[n] & 3))
+        had = (bits[at] >> shift) & np.uint8(3)
+        bits[at] = (bits[at] & ~(np.uint8(3) << shift)) | (np.uint8(places[n]) << shift)
+        more += np.int64(places[n] != IN_MODEL) - np.int64(had != IN_MODEL)
+    return more
+
+
+@njit(nogil=True, cache=True)
+def _run(numbers: Any, places: Any, n: Any, most: Any) -> Any:
+    """Where the run of neighbouring rows in one file ends that begins at n."""
+    stop = n + 1
+    while stop < min(numbers.shape[0], n + most):
+        if numbers[stop] != numbers[stop - 1] + 1 or places[stop] != places[n]:
+            break
+        stop += 1
+    return stop
+
+
+@njit(nogil=True, cache=True)
+def write_rows(numbers: Any, rows: Any, places: Any, handles: Any) -> Any:
+    """Write rows of one table to the files `places`, neighbours together; returns 0 or an errno."""
+    size, n = rows.itemsize * rows.shape[1], 0
+    while n < numbers.shape[0]:  # ends: n passes one row at least
+        stop = _run(numbers, places, n, numbers.shape[0])
+        address = rows.ctypes.data + n * size
+        error = write_fully(handles[places[n]], address, (stop - n) * size, numbers[n] * size)
         if error != 0:
             return error
         n = stop
@@ -127,55 +141,33 @@ def write_rows(keys: Any, rows: Any, files: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def mark_written(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
-    """Mark written rows as changed, and refresh them in the cache."""
-    for n in range(keys.shape[0]):
-        table = table_of(keys[n], files.starts)
-        _mark(keys[n] - files.starts[table], table, files)
-        _refresh(keys[n], rows, n, cache, epoch)
-
-
-@njit(nogil=True, cache=True)
-def read_places(handle: Any, places: Any, rows: Any) -> Any:
-    """rows[n] = the row at places[n] of a file of rows; returns 0 or a fault."""
-    size = 4 * rows.shape[1]
-    for n in range(places.shape[0]):
-        fault = read_fully(handle, rows.ctypes.data + n * size, size, places[n] * size)
-        if fault != 0:
-            return fault
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def compare(keys: Any, rows: Any, files: Any, held: Any, differs: Any) -> Any:
-    """differs[n]: whether rows[n] differs from the row in its scratch file, or none is there. Returns 0 or a fault.
-
-    Rows are compared as 32-bit words. Rows of consecutive keys are read together, into `held`.
-    """
-    size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:  # ends: n passes one key at least
-        table = table_of(keys[n], files.starts)
-        first = keys[n] - files.starts[table]
-        if not is_marked(files, table, first):
-            differs[n] = True
-            n += 1
-            continue
-        handle, _ = scratch_of(files, table, first)
-        stop = n + 1
-        while stop < min(keys.shape[0], n + held.shape[0]) and keys[stop] == keys[stop - 1] + 1:
-            row = keys[stop] - files.starts[table]
-            if keys[stop] >= files.starts[table + 1] or not is_marked(files, table, row):
-                break
-            if scratch_of(files, table, row)[0] != handle:
-                break
-            stop += 1
-        fault = read_fully(handle, held.ctypes.data, (stop - n) * size, first * size)
-        if fault != 0:
-            return fault
-        for m in range(n, stop):
-            other = False
-            for d in range(rows.shape[1]):
-                other |= rows[m, d] != held[m - n, d]
-            differs[m] = other
+def read_rows(numbers: Any, rows: Any, places: Any, handles: Any) -> Any:
+    """rows[n] = row numbers[n] of one table, from the files `places`; zeros past the end. Returns 0 or an errno."""
+    size, n = rows.itemsize * rows.shape[1], 0
+    while n < numbers.shape[0]:  # ends: n passes one row at least
+        stop = _run(numbers, places, n, numbers.shape[0])
+        error = read_fully(handles[places[n]], rows.ctypes.data + n * size, (stop - n) * size, numbers[n] * size)
+        if error == SHORT and stop > n + 1:  # one by one: the file ends within the run
+            for m in range(n, stop):
+                rows[m, :] = 0
+                error = read_fully(handles[places[n]], rows.ctypes.data + m * size, size, numbers[m] * size)
+                if error == SHORT:
+                    rows[m, :] = 0
+                elif error != 0:
+                    return error
+        elif error == SHORT:
+            rows[n, :] = 0
+        elif error != 0:
+            return error
         n = stop
     return 0
+
+
+@njit(nogil=True, cache=True)
+def differing(rows: Any, others: Any, found: Any) -> None:
+    """found[n] = whether two rows differ in any bit."""
+    for n in range(rows.shape[0]):
+        differs = False
+        for d in range(rows.shape[1]):
+            differs = differs or rows[n, d] != others[n, d]
+        found[n] = differs

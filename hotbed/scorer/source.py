@@ -52,6 +52,7 @@ class TableSource:
     init: str = "constant(0)"  # initial values, of rows that are in no file
     seed: int = 0
     precision: str = "fp32"
+    group: str = ""  # of a checkpoint: tables whose rows are numbered together
 
     @property
     def features(self) -> dict[str, str]:
@@ -71,9 +72,9 @@ class ModelSource:
     columns: Path  # folder of schema.json and counts/
     columns_mark: str  # of its content: with equal marks, ids are numbered alike
     parts: Callable[[], Iterator[RowPart]] | None = None
-    chain: tuple[Entry, ...] = field(
+    chains: tuple[tuple[Entry, ...], ...] = field(
         default=(), repr=False
-    )  # the checkpoints it consists of, oldest first; only if one process wrote them
+    )  # the checkpoints it consists of, of every rank, oldest first
     is_current: Callable[[], bool] = field(kw_only=True)  # whether its folders still hold what it was opened from
     reopen: Callable[[], ModelSource] = field(kw_only=True)
 

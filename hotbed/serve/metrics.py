@@ -26,7 +26,7 @@ from hotbed.serve.board import NUM_BUCKETS, UPDATES, Board, WorkerPart, Writing
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 assert len(_BOUNDS) + 1 == NUM_BUCKETS
-_NO_LOOKUPS = RowCounts(0, 0, 0, 0)
+_NO_LOOKUPS = RowCounts(0, 0, 0)
 _STALE = "1 while the newest model is refused and an older one is in use."
 
 

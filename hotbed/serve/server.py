@@ -116,7 +116,7 @@ def _load(place: Path, found: ModelOnDisk | None, holding: ModelStorage) -> Scor
     share = memory // holding.workers
     scratch = holding.scratch or place
     try:
-        return Scorer(source, share, "cpu", scratch, updated=True, mapped=holding.mapped, shared=several)
+        return Scorer(source, share, "cpu", scratch, updated=True, mapped=holding.mapped)
     except BudgetError as error:
         if not several:
             raise

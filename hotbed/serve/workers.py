@@ -30,7 +30,7 @@ _MOST_SOON = 5  # deaths in a row
 _FIRST_DELAY = 0.1  # seconds
 _READY_SECONDS = 0.02  # between checks whether all are ready
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-_LOGGERS = ("hotbed.serve", "uvicorn.error")
+_LOGGERS = ("hotbed.serve", "hotbed.scorer", "uvicorn.error")
 _log = logging.getLogger(_LOGGERS[0])
 
 

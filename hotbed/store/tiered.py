@@ -173,10 +173,11 @@ class TieredStore:
 
     def holder(self) -> FrozenRows:
         """For a checkpoint, which links the files."""
-        return FrozenRows(self.freeze)
+        return FrozenRows(self.freeze, self.ssd.saved)
 
     def count_as_saved(self) -> None:
-        """Files are linked whole: changed rows are not tracked."""
+        """The files are those of a checkpoint; memory has changed nothing."""
+        self.ssd.count_as_saved()
 
     def adopt(self, folder: Path) -> None:
         """Replace all rows by those of a checkpoint's folder."""

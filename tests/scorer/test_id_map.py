@@ -26,6 +26,26 @@ def test_as_a_dictionary(tmp_path_factory, known, asked, memory):
         made.close()
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    known=st.lists(ids64, unique=True, max_size=300),
+    later=st.lists(st.lists(ids64, unique=True, max_size=60), max_size=6),
+    memory=st.integers(0, 4000),
+)
+def test_ids_that_come_later_get_the_next_numbers(tmp_path_factory, known, later, memory):
+    ids = np.array(known, dtype=np.int64)
+    for made in (MemoryIds(ids), FileIds(ids, memory, tmp_path_factory.getbasetemp())):
+        numbers = {one: number for number, one in enumerate(known)}
+        for some in later:
+            made.find(np.array(some, dtype=np.int64))  # a cache may remember that they are unknown
+            for one in some:
+                numbers.setdefault(one, len(numbers))
+            assert made.add(np.array(some, dtype=np.int64)).tolist() == [numbers[one] for one in some]
+            assert made.find(np.array([*numbers], dtype=np.int64)).tolist() == [*numbers.values()]
+        assert made.num_ids == len(numbers)
+        made.close()
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 70_000])
 def test_many_blocks_with_little_memory(tmp_path, count):
     rng = np.random.default_rng(count)

@@ -13,7 +13,7 @@ kernels.py      compiled code
 """
 
 from hotbed.store.ssd.format import INDEX_NAME, IndexedSegment
-from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, frozen_items
+from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, frozen_items, segments_of
 from hotbed.store.ssd.store import BYTES_PER_KEY, SsdStore
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "IndexedSegment",
     "SsdStore",
     "frozen_items",
+    "segments_of",
 ]

@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,34 @@ class FrozenStore:
         self._release()
 
 
+class SavedSegments:
+    """The segments of the last checkpoint: a record in any other was written, or moved by compaction, since."""
+
+    def __init__(self, segments: Segments, places: Places) -> None:
+        self._segments, self._places = segments, places
+        self.names: frozenset[str] = frozenset()
+
+    def save_all(self) -> None:
+        """All rows are as a checkpoint has them."""
+        self.names = frozenset(segment.path.name for segment in self._segments)
+
+    def touched(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of keys that were written since the last checkpoint, or never, and a few others."""
+        with self._segments.lock:
+            is_saved = np.array(
+                [one is not None and one.path.name in self.names for one in self._segments.all], np.bool_
+            )
+            places = (self._places.words[keys] & (kernels.EXPECTED - 1)) - 1
+        written = places >= 0
+        written[written] = is_saved[places[written] >> 32]
+        return keys[~written]
+
+
 class FrozenRows:
     """A Holder (held.py) of rows that are all in files. A checkpoint links the files and reads nothing."""
 
-    def __init__(self, freeze: Callable[[], FrozenStore]) -> None:
-        self._freeze = freeze
+    def __init__(self, freeze: Callable[[], FrozenStore], saved: SavedSegments) -> None:
+        self._freeze, self._saved, self._touched = freeze, saved, False
         self.files: list[FrozenStore] = []
 
     @property
@@ -119,16 +142,20 @@ class FrozenRows:
 
     def take(self, touched: bool) -> None:
         """Hold all rows, touched or not: a link costs nothing."""
+        self._touched = touched
         self.files.append(self._freeze())
 
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(())
 
     def in_files(self, live: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        return np.sort(live())
+        keys = np.sort(live())
+        return self._saved.touched(keys) if self._touched else keys
 
     def commit(self) -> None:
         """They are linked."""
+        for frozen in self.files:
+            self._saved.names = frozenset(segment.name for segment in frozen.segments)
 
     def give_back(self) -> None:
         """The store may delete the files again."""
@@ -143,10 +170,21 @@ def _release(segments: Segments, held: list[Segment]) -> None:
         segments.reap()
 
 
-def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """(keys, records) of every row in a folder that `link_into` has filled, in no order, each verified."""
+def segments_of(folder: Path) -> frozenset[str]:
+    """The names of the segments in a folder that `link_into` has filled. No two segments of a store have one name."""
+    return frozenset(segment.name for segment in read_index(folder).segments)
+
+
+def frozen_items(folder: Path, known: Collection[str] = ()) -> Iterator[tuple[Tensor, Tensor]]:
+    """(keys, records) of every row in a folder that `link_into` has filled, in no order, each verified.
+
+    `known` segments are left out. With those of an earlier folder of the store, what is left are the rows written since, and
+    some that compaction has moved: a segment in a folder is sealed, so that nothing is added to it.
+    """
     index = read_index(folder)
     for segment in index.segments:
+        if segment.name in known:
+            continue
         path = folder / segment.name
         handle, header = open_segment(path, index.width, segment.num_records)
         try:

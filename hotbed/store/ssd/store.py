@@ -32,7 +32,7 @@ from hotbed.store.ssd import kernels
 from hotbed.store.ssd.append import Appender, BatchPiece, NoRoomError
 from hotbed.store.ssd.compaction import Compaction
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES, IndexedSegment, record_bytes
-from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, adopt, sync
+from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, SavedSegments, adopt, sync
 from hotbed.store.ssd.places import MAX_ROWS, Places, check_integrity
 from hotbed.store.ssd.read import RecordPlaces, read_records
 from hotbed.store.ssd.segments import Segments, cannot_write
@@ -61,6 +61,7 @@ class SsdStore:
         _check_shape(num_rows, stride, max_bytes, segment_bytes)
         self._segments = Segments(folder, width, (segment_bytes - HEADER_BYTES) // stride, max_bytes)
         self._places = Places(num_rows)
+        self.saved = SavedSegments(self._segments, self._places)
         self._writer, self._compaction = Appender(self._segments), Compaction(self._segments, self._places)
         self._finalizer = weakref.finalize(self, _close, self._segments, self._compaction)
         self._limit = max_bytes - segment_bytes  # for rows; the rest is for the copies of compaction
@@ -165,10 +166,14 @@ class SsdStore:
 
     def holder(self) -> FrozenRows:
         """For a checkpoint, which links the files."""
-        return FrozenRows(self.freeze)
+        return FrozenRows(self.freeze, self.saved)
 
     def count_as_saved(self) -> None:
-        """Files are linked whole: changed rows are not tracked."""
+        """The files are those of a checkpoint; nothing is added to them."""
+        with self._writer.lock, self._compaction.appender.lock, self._segments.lock:
+            self._writer.seal()
+            self._compaction.appender.seal()
+            self.saved.save_all()
 
     def contents(self) -> TierContents | None:
         """No tier in memory."""

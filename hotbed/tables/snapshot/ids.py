@@ -43,12 +43,15 @@ class IdsSnapshot:
     ) -> None:
         self._names, self._layout, self._held, self._group = ids.names, layout, held, group
         self._in_files = held.in_files(ids.live_keys)
-        keys = np.union1d(held.keys, self._in_files)
         translator = ids.translator
         most = translator.end
         with ids.as_trained():
             shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
-            untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that were never written
+            shared = shared[shared >= 0]
+            if held.files:
+                self._in_files = np.union1d(self._in_files, shared)
+            keys = np.union1d(held.keys, self._in_files)
+            untrained = np.setdiff1d(shared, keys)  # shared rows that were never written
             keys = np.union1d(keys, untrained)
             self._columns = translator.rows_state(keys[translator.is_live(keys)])
             self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}

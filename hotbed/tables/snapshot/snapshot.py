@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast
@@ -336,14 +336,19 @@ def saved_shard(shapes: Mapping[str, TableShape], shard: Shard) -> Shard:
     )
 
 
-def thawed(name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE) -> Iterator[RowPart]:
-    """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next."""
+def thawed(
+    name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE, known: Collection[str] = ()
+) -> Iterator[RowPart]:
+    """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next.
+
+    `known` segments are left out (`frozen_items`).
+    """
     members, base = [], 0
     shapes = {table: one for table, one in tables.items() if one.group_name == name}
     for table, shape in shapes.items():
         members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
         base += shape.rows or 0
     one, shard = next(iter(shapes.values())), saved_shard(shapes, shard)
-    for keys, records in frozen_items(folder):
+    for keys, records in frozen_items(folder, known):
         for part in parts_of(saved_layout(one), members, shard.keys_of(keys), records):
             yield part._replace(first_column=one.span[0])

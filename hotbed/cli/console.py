@@ -20,7 +20,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from hotbed.host.compiling import CompileReport
 
-COMPILING = "compiling kernels for this machine; this happens once and may take a minute"
+COMPILING = "compiling kernels for this machine, once for each kind of command; this may take a minute"
 _NOTICE_AFTER = 2.0  # seconds of compiling after which a line is printed
 _WORTH_REPORTING = 1.0  # seconds of compiling that are mentioned at the end
 RESULTS = (
@@ -243,11 +243,12 @@ def print_more(more: Mapping[str, Any], title: str = "") -> None:
 _OFF, _SURE = 0.1, 3.0
 
 
-def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base_rate: bool = False) -> list[str]:
     """A line for every split whose probabilities are off by more than a tenth, and by more than chance explains.
 
-    The number of positives varies by its square root.
+    The number of positives varies by its square root. `base_rate`: training began at the share of positives.
     """
+    way = "" if base_rate else "--set train.base_rate=true starts at the share of positives of train; "
     notes = []
     for split, metrics in metrics_of_split.items():
         ratio, positives = metrics.get("calibration"), metrics.get("positives", 0)
@@ -257,15 +258,14 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> list
             size = f"{ratio:.3g} times as high" if ratio > 1 else f"only {ratio:.2g} times as high"
             notes.append(
                 f"calibration is off on {split}: predicted probabilities are {size} as the share of positives. The order of "
-                "scores (AUC) is unaffected. --set train.base_rate=true starts at the share of positives of train; more "
-                "training (--epochs) and newer data help, too"
+                f"scores (AUC) is unaffected. {way}newer data may help"
             )
     return notes
 
 
-def print_calibration(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> None:
+def print_calibration(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base_rate: bool = False) -> None:
     """Say where calibration is off."""
-    for note in calibration_notes(metrics_of_split):
+    for note in calibration_notes(metrics_of_split, base_rate=base_rate):
         err().print(note)
 
 

@@ -66,7 +66,8 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
             for split, metrics in summary["final"].items()
         }
         out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
-        print_calibration(summary["final"])
+        config = json.loads((folder / "config.json").read_text())
+        print_calibration(summary["final"], base_rate=bool(config["train"].get("base_rate")))
         print_suspicion(summary["final"], summary.get("leaks", {}))
     for split, more in summary.get("more", {}).items():
         print_more(more, split)

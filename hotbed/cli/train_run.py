@@ -200,9 +200,17 @@ def _is_finished(training: Training) -> bool:
 def _refuse_finished(training: Training) -> None:
     from hotbed.errors import RunError
 
+    course, pace = training.course, training.pace
+    if course.patience and training.progress.stale >= course.patience:  # the best weights are kept, whatever follows
+        more = f"--set train.patience={training.progress.stale + course.patience}"
+        more += f" --epochs {pace.epochs + 1}" if training.progress.epoch >= pace.epochs else ""
+    elif pace.max_steps and training.progress.step >= pace.max_steps:
+        more = f"--set train.max_steps={2 * pace.max_steps}"
+    else:
+        more = f"--epochs {pace.epochs + 1}"
     raise RunError(
         f"{training.run} is finished: {training.reason_to_end()}. To train longer: "
-        f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
+        f"`hotbed train --resume {shlex.quote(str(training.run))} {more}`."
     )
 
 

@@ -3,14 +3,17 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from hotbed.cli.train_run import _refuse_finished
 from hotbed.errors import RunError
 from hotbed.run.config import RunConfig
 from hotbed.run.folder import alone
+from hotbed.train.loop import Training
 from tests.fresh import HOTBED, Program
 from tests.train.small import saved_step
 
@@ -234,6 +237,34 @@ def test_an_existing_run_is_kept(hotbed, tmp_path):
     assert (run / "summary.json").read_bytes() == before
     assert hotbed("train", *CLICKS, "--out", run, "--overwrite", "--model", "fm", "--set", "model.options={}").code == 0
     assert json.loads((run / "summary.json").read_text())["model"] == "fm"
+
+
+@pytest.mark.parametrize(
+    ("stale", "step", "epoch", "advice"),
+    [
+        (
+            2,
+            500,
+            3,
+            "no better valid AUC in 2 evaluations. To train longer: `hotbed train --resume run --set train.patience=4`.",
+        ),
+        (2, 500, 9, "--resume run --set train.patience=4 --epochs 10`."),
+        (0, 700, 3, "max_steps 700 reached. To train longer: `hotbed train --resume run --set train.max_steps=1400`."),
+        (0, 500, 9, "all 9 epochs done. To train longer: `hotbed train --resume run --epochs 10`."),
+    ],
+)
+def test_the_advice_for_a_finished_run_names_what_ended_it(stale, step, epoch, advice):
+    training = SimpleNamespace(
+        run="run",
+        course=SimpleNamespace(patience=2),
+        pace=SimpleNamespace(max_steps=700, epochs=9),
+        progress=SimpleNamespace(stale=stale, step=step, epoch=epoch),
+        follower=None,
+    )
+    training.reason_to_end = lambda: Training.reason_to_end(training)
+    with pytest.raises(RunError) as caught:
+        _refuse_finished(training)
+    assert str(caught.value).endswith(advice)
 
 
 def test_a_finished_run_can_only_go_on_for_longer(hotbed, tmp_path):

@@ -270,3 +270,13 @@ def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
     assert "name those that are ids with --ids A,B" in output
     code, output = run(raw, "--out", tmp_path / "ids", "--label", "income", "--positive", ">50K", "--ids", "level")
     assert "--ids A,B" not in output
+
+
+def test_a_small_file_in_the_order_of_time_is_left_alone_and_another_is_sorted_with_one_line(tmp_path):
+    rows = [f"{n % 2},c{n % 3},2026-11-{1 + n // 100:02d} 10:{n % 60:02d}:00" for n in range(60)]
+    raw = write(tmp_path / "f.csv", "click,city,seen", *rows)
+    _, output = run(raw, "--out", tmp_path / "sorted", "--time", "seen")
+    assert "rows are not in the order" not in output
+    raw = write(tmp_path / "g.csv", "click,city,seen", *rows[30:], *rows[:30])
+    _, output = run(raw, "--out", tmp_path / "mixed", "--time", "seen")
+    assert output.count("rows are not in the order of seen; they are sorted by it") == 1

@@ -41,6 +41,7 @@ class SortedFormat:
     def __init__(self, inner: Format, time: TimeColumn, say: Callable[[str], None]) -> None:
         self.name, self.typed = inner.name, inner.typed
         self._inner, self._time, self._say = inner, time, say
+        self._said: set[Path] = set()
 
     def reels(self, path: Path) -> Iterator[Reel]:
         return self._inner.reels(path)
@@ -56,15 +57,18 @@ class SortedFormat:
             if self._time.name not in chunk.columns:
                 break
             times = self._times(chunk)
-            in_order = in_order and bool((np.diff(times, prepend=latest) >= 0).all())
-            latest = int(times[-1]) if len(times) else latest
+            if len(times):
+                in_order = in_order and int(times[0]) >= latest and bool((times[1:] >= times[:-1]).all())
+                latest = int(times[-1])
             num_bytes += _num_bytes(chunk)
             if num_bytes > SMALL_FILE:
                 break
         if in_order or num_bytes > SMALL_FILE:
             yield from chain(chunks, source)
             return
-        self._say(f"{path}: rows are not in the order of {self._time.name}; they are sorted by it")
+        if path not in self._said:  # files are read twice
+            self._said.add(path)
+            self._say(f"{path}: rows are not in the order of {self._time.name}; they are sorted by it")
         yield from self._sorted(chunks)
 
     def _times(self, chunk: Chunk) -> NDArray[np.int64]:

@@ -62,6 +62,7 @@ class SplitScore(NamedTuple):
     calibration: float = NAN
     positives: float = NAN
     samples: float = NAN
+    pr_auc: float = NAN
 
 
 class EvalPoint(NamedTuple):

@@ -256,6 +256,7 @@ def _metric_table(run: RunRecord) -> str:
     lines: list[tuple[str, str, Callable[[str, SplitScore], str]]] = [
         ("AUC", "chance that a positive is scored above a negative", lambda _, score: decimal(score.auc)),
         ("best possible AUC", "of any model, known for synthetic data", lambda split, _: decimal(best(split))),
+        ("PR-AUC", "mean precision; the share of positives by chance", lambda _, score: decimal(score.pr_auc)),
         ("log loss", "mean surprise in nats; lower is better", lambda _, score: decimal(score.log_loss)),
         ("normalized entropy", "log loss over that of the base rate", lambda _, s: decimal(s.normalized_entropy)),
         ("calibration", "predicted over observed positives", lambda _, score: decimal(score.calibration, 3)),

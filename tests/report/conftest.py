@@ -108,7 +108,14 @@ def skew(name, size, **changes):
 
 def full_run():
     """File name -> what it holds."""
-    score = {"auc": 0.7741, "log_loss": 0.4533, "normalized_entropy": 0.8012, "calibration": 1.018, "positives": 253}
+    score = {
+        "auc": 0.7741,
+        "pr_auc": 0.3517,
+        "log_loss": 0.4533,
+        "normalized_entropy": 0.8012,
+        "calibration": 1.018,
+        "positives": 253,
+    }
     return {
         "config.json": {
             "data": {"path": "criteo-like", "batch_size": 4096},

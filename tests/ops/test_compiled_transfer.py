@@ -8,6 +8,7 @@ from hotbed.errors import HotbedError
 from hotbed.ops.move import compiled_transfer as transfer_module
 from hotbed.ops.move import transfer_loop as loop
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
+from hotbed.ops.move.states import SAVED
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -172,3 +173,39 @@ def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     windows.transfer._make_room()
     assert windows.transfer._slots[s] is known
     assert words[loop.NEED] == 0
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Sizes in bytes of copies that fail, as the driver may say."""
+    sizes, copy = set(), loop._copy_on_host
+    monkeypatch.setattr(loop, "_copy_on_host", lambda to, source, size: 2 if size in sizes else copy(to, source, size))
+    return sizes
+
+
+def test_a_window_whose_rows_could_not_be_copied_is_not_handed_out(refused):
+    windows = Windows()
+    windows.records[:], windows.state[:] = 7.0, SAVED
+    refused.add(5 * WIDTH * 4)
+    windows.plan(0, misses=[1, 2, 3, 4, 5])
+    with pytest.raises(HotbedError, match="error 2"):
+        windows.exchange(0)
+    windows.transfer.stop()
+
+
+def test_late_rows_that_could_not_be_copied_are_not_handed_out(refused):
+    windows = Windows()
+    for number in range(SLOTS):  # buffers are large enough from here on
+        windows.plan(number, misses=[8, 9, 10, 11])
+        windows.exchange(number)
+    windows.transfer.drain()
+    first, second = SLOTS, SLOTS + 1
+    windows.plan(first, misses=[4], victims=[8, 9, 10])
+    windows.plan(second, misses=[8, 9, 10])
+    while not windows.has_read(second):
+        pass
+    refused.add(3 * WIDTH * 4)
+    windows.exchange(first, leaving=[1.0, 2.0, 3.0])
+    with pytest.raises(HotbedError, match="error 2"):
+        windows.exchange(second)
+    windows.transfer.stop()

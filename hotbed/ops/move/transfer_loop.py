@@ -94,6 +94,11 @@ def bind_symbols(on_cuda: bool) -> None:
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 def _copies(to: int, source: int, num_bytes: int, stream: int) -> int:
+    return _copy_on_host(to, source, num_bytes)
+
+
+def _copy_on_host(to: int, source: int, num_bytes: int) -> int:
+    """A driver's copy without a device; tests replace it to let copies fail."""
     ctypes.memmove(to, source, num_bytes)
     return 0
 
@@ -336,11 +341,10 @@ def _read_late(words: Any, slot: Any, keys: Any) -> Any:
     base, num_bytes, most = words.ctypes.data, words[BYTES], words[PIECE] * KEYS_OF_CHUNK
     error = 0
     for first in range(0, keys.size, most):
-        while not _has_passed(
-            words, IN_TAGS, words[NUM_SENT] - RING
-        ):  # ends: when the copy is done, or the thread stopped
+        # ends: when the copy is done, or the thread is stopped
+        while not _has_passed(words, IN_TAGS, words[NUM_SENT] - RING):
             if load_acquire(base + 8 * STOP) != 0:
-                return error
+                return DIED  # the window is never handed out
             pause()
         some = keys[first : first + most]
         rows = _in_ring(words, IN_RING, words[NUM_SENT])
@@ -417,14 +421,15 @@ def serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys: 
                 store_release(base + 8 * NUM_WRITTEN, writing)
         elif writing < begun and is_read and words[slot + LATE] > 0 and words[slot + STAGED] != writing + 1:
             error |= _read_late(words, slot, late_keys[writing % SLOTS, : words[slot + LATE]])
-            store_release(base + 8 * (slot + STAGED), writing + 1)
+            if error == 0:
+                store_release(base + 8 * (slot + STAGED), writing + 1)
         elif chunk < num_chunks and _has_passed(words, IN_TAGS, words[NUM_SENT] - RING):
             number = begun - 1
             slot, row = SLOT0 + (number % SLOTS) * SLOT_WORDS, number % words[WINDOWS]
             stop = min(chunk + words[PIECE], num_chunks)
             error |= _read_piece(words, slot, miss_keys[row, : counts[row, MISSES]], chunk, stop)
             chunk = stop
-            if chunk == num_chunks:
+            if chunk == num_chunks and error == 0:
                 error |= _all_read(words, slot, counts[row, MISSES], number)
         elif chunk == num_chunks and begun - writing < SLOTS and _is_listed(words, counts, begun):
             slot, row = SLOT0 + (begun % SLOTS) * SLOT_WORDS, begun % words[WINDOWS]

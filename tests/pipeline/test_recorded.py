@@ -284,7 +284,7 @@ def test_a_snapshot_is_of_its_moment_while_compiled_transfers_overwrite_its_rows
     assert kept > 0
     seen = 0
     with snapshot:
-        for table, ids, columns in snapshot.parts():
+        for table, ids, columns, _ in snapshot.parts():
             seen += ids.shape[0]
             for name, column in columns.items():
                 assert torch.equal(column, expected[f"{table}.{name}"][ids]), (table, name)

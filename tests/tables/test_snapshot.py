@@ -73,7 +73,7 @@ def test_rows_of_one_moment_while_training_continues(tmp_path, kind, touched):
         train(tables, batches(8, seed=1))
         found += list(parts)
         seen = set()
-        for table, ids, columns in filter(None, found):
+        for table, ids, columns, _ in filter(None, found):
             assert not seen & {(table, id_) for id_ in ids.tolist()}
             seen |= {(table, id_) for id_ in ids.tolist()}
             for name, column in columns.items():

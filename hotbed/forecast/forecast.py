@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hotbed.cache import look_ahead_for, window_length
+from hotbed.cache import MOST_BATCHES, look_ahead_for, window_length
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import memory
@@ -287,8 +287,9 @@ def _in_transit(request: ForecastRequest, room: Room, shape: BatchShape, cuda: b
         moved = memory.transit_bytes(_first_window(request, room, shape, cuda), record, cuda)
         for tier in ("memory", "device") if cuda else ("memory",):
             num_bytes = moved if budget is None else min(budget, moved)
-            if cuda and tier == "memory":
-                num_bytes = memory.pinned_bytes(num_bytes, is_compiled=request.world == 1)
+            if cuda and tier == "memory" and request.world == 1:
+                most = int(shape.lookups) * (given.window or MOST_BATCHES)
+                num_bytes = memory.ring_bytes(min(room.num_slots or 0, room.staged_rows or most, most), record)
             parts.append(MemoryPart(tier, memory.ON_THEIR_WAY, num_bytes, False))
     if cuda and request.world == 1:
         key_bytes = 4 if request.sketch.amounts.rows < 1 << 31 else 8

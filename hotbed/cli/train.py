@@ -72,9 +72,9 @@ def train_command(
     ),
     follow: str | None = typer.Option(
         None,
-        metavar="FOLDER",
-        help="Train the files of this folder as they arrive, each once, instead of the train split. --data is the dataset "
-        "that says how their rows are read.",
+        metavar="FOLDER|URI",
+        help="Train the files of this folder, local or s3://..., or the messages of kafka://HOST:PORT/TOPIC, each once as they "
+        "arrive, instead of the train split. --data is the dataset that says how rows are read.",
     ),
     checkpoint_minutes: float | None = typer.Option(
         None, help="With --follow: minutes between checkpoints. 10 by default."

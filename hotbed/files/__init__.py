@@ -9,7 +9,19 @@ run that trains) is copied (copies.py): a folder counts in a store once its mani
 last.
 """
 
-from hotbed.files.path import RemotePath, copy_file, is_remote, path_of, readable, shown_path
+from hotbed.files.path import RemotePath, copy_file, is_remote, path_of, pieces_now, readable, shown_path, stat_now
+from hotbed.files.store import ReplacedError
 from hotbed.files.uri import hide
 
-__all__ = ["RemotePath", "copy_file", "hide", "is_remote", "path_of", "readable", "shown_path"]
+__all__ = [
+    "RemotePath",
+    "ReplacedError",
+    "copy_file",
+    "hide",
+    "is_remote",
+    "path_of",
+    "pieces_now",
+    "readable",
+    "shown_path",
+    "stat_now",
+]

@@ -197,6 +197,25 @@ def readable(path: Path) -> Any:
     return path.open("rb") if isinstance(path, RemotePath) else path
 
 
+def stat_now(path: Path) -> Any:
+    """Size and time of a file, local or remote, as they are at this moment."""
+    if isinstance(path, RemotePath):
+        _stats.pop(str(path), None)
+    return path.stat()
+
+
+def pieces_now(path: Path) -> Iterator[bytes]:
+    """The content of a file, local or remote, past the cache of blocks."""
+    if isinstance(path, RemotePath):
+        size = stat_now(path).st_size
+        for begin in range(0, size, BLOCK):
+            yield path.store.read(path.key, begin, min(begin + BLOCK, size), size)
+        return
+    with path.open("rb") as file:
+        while piece := file.read(_BUFFER):
+            yield piece
+
+
 def copy_file(path: Path, local: Path) -> None:
     """Copy a file, local or remote, to a local path."""
     if not isinstance(path, RemotePath):

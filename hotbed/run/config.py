@@ -258,7 +258,8 @@ class FollowConfig:
     """A log that never ends, trained as it arrives instead of the train split; off without a source."""
 
     source: str = setting(
-        "", "folder to which files are added, or kafka://HOST:PORT/TOPIC; rows are read as data.path says"
+        "",
+        "folder to which files are added, local or s3://..., or kafka://HOST:PORT/TOPIC; rows are read as data.path says",
     )
     time: str = setting(
         "", "time column, COLUMN or COLUMN:UNIT; not given: that of the dataset, else the time of a file"

@@ -40,8 +40,10 @@ def _flat_settings(
     flat.update(overrides or {})
     for text in sets:
         problems += _set(text, flat)
-    if isinstance(flat.get("data.path"), str):
-        flat["data.path"] = clean_uri(flat["data.path"])  # what a run writes down has no secrets
+    for name in ("data.path", "follow.source"):
+        place = flat.get(name)
+        if isinstance(place, str) and not place.startswith("kafka://"):
+            flat[name] = clean_uri(place)  # what a run writes down has no secrets
     if named is not None and flat["model.name"] != named:  # the source in the run file is that of its own model
         flat.pop("model.source", None)
     return flat, problems

@@ -7,6 +7,7 @@ newest event are state of training: a checkpoint holds them.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ from hotbed.data.prepare.quarantine import MaxBad
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.times import TimeColumn
 from hotbed.errors import ConfigError
+from hotbed.files import path_of
+from hotbed.files.settings import cache_root
 from hotbed.ids import IdCounts
 from hotbed.parallel.world import World
 from hotbed.run.config import FollowConfig, RunConfig
@@ -187,15 +190,20 @@ def follow_loader(config: RunConfig, dataset: Dataset, run: Path) -> FollowLoade
     """The batches of a followed log; the list of what was taken is in the run folder."""
     follow = config.follow
     reader = RawReader(dataset.path, [], max_bad=follow.max_bad, time=time_column(follow, dataset), needs_labels=True)
-    return FollowLoader(dataset, open_source(follow), Journal(run / FILE), reader, config.data.batch_size)
+    return FollowLoader(dataset, open_source(follow, run), Journal(run / FILE), reader, config.data.batch_size)
 
 
-def open_source(follow: FollowConfig) -> Source:
-    """What follow.source names."""
+def open_source(follow: FollowConfig, run: Path) -> Source:
+    """What follow.source names, for one run."""
     if follow.source.startswith("kafka://"):
         return KafkaSource(Topic.parse(follow.source), settle=follow.settle_seconds)
-    skip = [name.strip() for name in follow.skip.split(",") if name.strip()]
-    return FolderSource(Path(follow.source), settle=follow.settle_seconds, train_late=follow.late == "train", skip=skip)
+    return FolderSource(
+        path_of(follow.source),
+        settle=follow.settle_seconds,
+        train_late=follow.late == "train",
+        skip=[name.strip() for name in follow.skip.split(",") if name.strip()],
+        scratch=cache_root() / "remote" / "followed" / hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16],
+    )
 
 
 def make_follower(follow: FollowConfig, loader: FollowLoader, learner: Learner) -> Follower:

@@ -1,4 +1,4 @@
-"""A folder to which files are added, as a Source: new files in the order of their names, each once.
+"""A folder to which files are added, local or in a store, as a Source: new files in the order of their names, each once.
 
 whole         its time is `settle` seconds ago, or its size and time have not changed for so long while they were looked at: a
               writer whose clock is ahead holds up nobody for longer. It counts as written no later than it is taken. Names that
@@ -9,26 +9,31 @@ late          a file whose path sorts before one that was taken is trained when 
 duplicate     a path is taken once. A new path with the content of a file that was trained is listed and not trained.
 changed       a file that was taken must not change: its digest is compared when it is read (again).
 
-Digests are BLAKE2b of the whole file: it is read once more, at about 1 GB/s. `list_files` is all that knows of directories.
+Digests are BLAKE2b of the whole file: it is read once more, at about 1 GB/s. An object of a store is fetched twice, past the
+cache of blocks (two versions of one size may have the time of the same second), and its rows are read from a local copy whose
+digest is right.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Journal
 from hotbed.data.formats import Chunk
-from hotbed.data.prepare.inputs import file_stamp
 from hotbed.data.raw_reader import RawReader
-from hotbed.errors import DataError, FormatError
+from hotbed.errors import DataError, FormatError, RemoteError
+from hotbed.files import RemotePath, ReplacedError, pieces_now, stat_now
+from hotbed.files.settings import cache_root
+from hotbed.host.atomic import make_folder
 
 UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", "._copying_")
-_BLOCK = 1 << 20
 
 
 class ListedFile(NamedTuple):
@@ -41,15 +46,16 @@ class ListedFile(NamedTuple):
 
 def list_files(folder: Path) -> Iterator[ListedFile]:
     """Every file below a folder that may be taken; files that disappear meanwhile are left out."""
+    if isinstance(folder, RemotePath):
+        yield from _list_objects(folder)
+        return
     if not folder.is_dir():
         raise DataError(
             f"{folder} is not a folder. --follow needs a folder to which files are added; make it before the first file comes."
         )
     for place, folders, files in os.walk(folder):
         folders[:] = [one for one in folders if one[0] not in "._"]
-        for name in files:
-            if name[0] in "._" or name.lower().endswith(UNFINISHED):
-                continue
+        for name in filter(_is_finished, files):
             path = Path(place, name)
             try:
                 found = path.stat()
@@ -58,8 +64,27 @@ def list_files(folder: Path) -> Iterator[ListedFile]:
             yield ListedFile(path.relative_to(folder).as_posix(), found.st_size, found.st_mtime)
 
 
+def _list_objects(folder: RemotePath) -> Iterator[ListedFile]:
+    """The same of an object store, where a folder is there once there is something in it."""
+    found = folder.entries(recursive=True)
+    if not found:
+        folder.exists()  # an error if there is no such bucket
+    start = len(folder.key) + 1 if folder.key else 0
+    for path, stat in found:
+        name = path.key[start:]
+        if stat is not None and all(part[0] not in "._" for part in name.split("/")) and _is_finished(name):
+            yield ListedFile(name, stat.st_size, stat.st_mtime)
+
+
+def _is_finished(name: str) -> bool:
+    return name[0] not in "._" and not name.lower().endswith(UNFINISHED)
+
+
 class FolderSource:
-    """A folder of files; `clock` is seconds since 1970, `watch` is seconds of a clock that is never set."""
+    """A folder of files; `clock` is seconds since 1970, `watch` is seconds of a clock that is never set.
+
+    `scratch` is the local folder in which the object of a store that is being read has its copy.
+    """
 
     def __init__(
         self,
@@ -68,6 +93,7 @@ class FolderSource:
         settle: float = 5.0,
         train_late: bool = True,
         skip: Collection[str] = (),
+        scratch: Path | None = None,
         clock: Callable[[], float] = time.time,
         watch: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +101,7 @@ class FolderSource:
         self._folder, self._settle, self._clock, self._watch = folder, settle, clock, watch
         self._since: dict[ListedFile, float] = {}  # files that were not taken -> when they were first seen as they are
         self._train_late, self._skip = train_late, frozenset(skip)
+        self._scratch = scratch or cache_root() / "remote" / "followed" / str(os.getpid())
 
     def arrived(self, taken: Journal) -> list[Arrival]:
         found: list[Arrival] = []
@@ -98,23 +125,21 @@ class FolderSource:
         path = self._folder / arrival.name
         if arrival.name in self._skip:
             return
-        self._check(path, arrival)
-        before = file_stamp(path)
-        yield from reader.format_of(path).chunks(path)
-        if file_stamp(path) != before:
-            raise _changed(path, arrival)
+        with _as_taken(path, arrival, self._scratch) as place:
+            yield from reader.format_of(place).chunks(place)
 
     def close(self) -> None:
         """Nothing is open."""
 
     def _arrival(self, file: ListedFile, taken: Journal, marks: set[str]) -> Arrival | None:
+        path = self._folder / file.name
         try:
-            mark = digest(self._folder / file.name)
-            still = (self._folder / file.name).stat()
-        except FileNotFoundError:
-            return None  # removed before it was taken
+            mark = digest(path)
+            still = stat_now(path)
+        except (FileNotFoundError, ReplacedError):
+            return None  # removed or replaced before it was taken
         except OSError as error:
-            raise FormatError(f"{self._folder / file.name} cannot be read: {error.strerror or error}.") from error
+            raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
         if (still.st_size, still.st_mtime) != (file.size, file.changed):
             return None  # it is still being written
         is_late = file.name < taken.greatest_name
@@ -127,17 +152,48 @@ class FolderSource:
             status = LATE
         return Arrival(file.name, int(min(file.changed, self._clock())), mark, file.size, status)
 
-    def _check(self, path: Path, arrival: Arrival) -> None:
-        """A FormatError unless the file has the content that was taken."""
-        try:
-            is_same = path.stat().st_size == arrival.size and digest(path) == arrival.mark
-        except OSError as error:
-            reason = error.strerror or error
-            raise FormatError(
-                f"{path} was taken for training and cannot be read now ({reason}). {_way_out(arrival)}"
-            ) from error
-        if not is_same:
+
+@contextmanager
+def _as_taken(path: Path, arrival: Arrival, scratch: Path) -> Iterator[Path]:
+    """Where the content can be read that was taken; a FormatError if it has changed or cannot be read."""
+    if isinstance(path, RemotePath):
+        shutil.rmtree(scratch, ignore_errors=True)  # what a killed follower left
+        make_folder(scratch)
+        with _reading(path, arrival), (scratch / path.name).open("wb") as copy:
+            mark = digest(path, copy)
+        if mark != arrival.mark:
             raise _changed(path, arrival)
+        yield scratch / path.name
+        shutil.rmtree(scratch)
+        return
+    with _reading(path, arrival):
+        before, mark = _stamp(path), digest(path)
+    if before[0] != arrival.size or mark != arrival.mark:
+        raise _changed(path, arrival)
+    yield path
+    with _reading(path, arrival):
+        if _stamp(path) != before:
+            raise _changed(path, arrival)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def _reading(path: Path, arrival: Arrival) -> Iterator[None]:
+    try:
+        yield
+    except ReplacedError as error:
+        raise _changed(path, arrival) from error
+    except RemoteError:
+        raise  # a store that does not answer; the file may be as it was
+    except OSError as error:
+        reason = error.strerror or error
+        raise FormatError(
+            f"{path} was taken for training and cannot be read now ({reason}). {_way_out(arrival)}"
+        ) from error
 
 
 def _changed(path: Path, arrival: Arrival) -> FormatError:
@@ -154,10 +210,11 @@ def _way_out(arrival: Arrival) -> str:
     )
 
 
-def digest(path: Path) -> str:
-    """Of the content of a file."""
+def digest(path: Path, copy: IO[bytes] | None = None) -> str:
+    """Of the content of a file, which `copy` gets, too."""
     found = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
+    for piece in pieces_now(path):
+        found.update(piece)
+        if copy is not None:
+            copy.write(piece)
     return found.hexdigest()

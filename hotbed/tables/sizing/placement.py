@@ -31,7 +31,7 @@ def with_placements(tables: Mapping[str, T], usual: str, world: int) -> dict[str
         raise ConfigError(f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, not {usual!r}")
     placed = {}
     for name, table in tables.items():
-        placement = (table.placement or usual) if world > 1 else "row"
+        placement = (table.placement or usual) if world > 1 else None
         given: T = table if table.placement == placement else dataclasses.replace(table, placement=placement)  # type: ignore[type-var]
         placed[name] = given
     return placed

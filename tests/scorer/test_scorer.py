@@ -12,6 +12,7 @@ import hotbed
 from hotbed.data.loader.loader import Loader
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
+from hotbed.scorer.id_map import FileIds
 from hotbed.train.model_folder import load_learner
 from hotbed.types import Batch
 from tests.scorer.conftest import KINDS
@@ -47,6 +48,12 @@ def test_a_cache_that_is_far_too_small_evicts_and_stays_exact(trained, dataset, 
         assert scorer.num_bytes <= memory
     assert counts.files > 109  # every row was read more than once
     assert counts.cache > 0
+
+
+def test_ids_that_are_in_a_file_are_not_in_memory_too(trained):
+    with hotbed.load(trained("dynamic"), memory="20KB") as scorer:
+        assert {type(one) for one in scorer.live.id_maps.values()} == {FileIds}
+        assert [one.ids for one in scorer.source.tables.values()] == [None] * 4
 
 
 def test_it_says_what_it_is(trained):

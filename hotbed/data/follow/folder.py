@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Journal
 from hotbed.data.formats import Chunk
-from hotbed.data.prepare.inputs import file_stamp
+from hotbed.data.prepare.inputs import FileStamp, file_stamp
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import DataError, FormatError
 
@@ -98,8 +98,7 @@ class FolderSource:
         path = self._folder / arrival.name
         if arrival.name in self._skip:
             return
-        self._check(path, arrival)
-        before = file_stamp(path)
+        before = self._checked(path, arrival)
         yield from reader.format_of(path).chunks(path)
         if file_stamp(path) != before:
             raise _changed(path, arrival)
@@ -127,10 +126,11 @@ class FolderSource:
             status = LATE
         return Arrival(file.name, int(min(file.changed, self._clock())), mark, file.size, status)
 
-    def _check(self, path: Path, arrival: Arrival) -> None:
-        """A FormatError unless the file has the content that was taken."""
+    def _checked(self, path: Path, arrival: Arrival) -> FileStamp:
+        """The stamp from before the file was found to have the content that was taken; else a FormatError."""
         try:
-            is_same = path.stat().st_size == arrival.size and digest(path) == arrival.mark
+            found = path.stat()
+            is_same = found.st_size == arrival.size and digest(path) == arrival.mark
         except OSError as error:
             reason = error.strerror or error
             raise FormatError(
@@ -138,6 +138,7 @@ class FolderSource:
             ) from error
         if not is_same:
             raise _changed(path, arrival)
+        return FileStamp(found.st_size, found.st_mtime_ns)
 
 
 def _changed(path: Path, arrival: Arrival) -> FormatError:

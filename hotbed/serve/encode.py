@@ -91,7 +91,7 @@ class RequestEncoder:
         """The ids of a feature whose values are not all plain strings."""
         name = raw_column(feature)
         values = _values(request, name)
-        if feature.source == "integer" and type(values[0]) is int:
+        if feature.source == "integer" and set(map(type, values)) == {int}:
             array = _array(values)
             if array is not None and array.dtype == np.int64 and array.min() > MISSING_ID:
                 return array

@@ -115,6 +115,17 @@ def test_raw_values_in_every_form(from_raw, tmp_path):
         assert scorer.score([]).shape == (0,)
 
 
+def test_a_bag_of_nulls_is_the_same_whatever_is_next_to_it(from_raw):
+    """A column of nothing else has no type of values: they were left out, and a missing value next to others was not."""
+    one = {"price": [1.5], "age": [1], "user": ["u7"], "tags": [[None, None]], "ad": [4]}
+    with hotbed.load(from_raw) as scorer:
+        alone = scorer.live.encoder.batch(one)
+        two = {name: values * 2 for name, values in one.items()} | {"tags": [[None, None], ["a"]]}
+        both = scorer.live.encoder.batch(two)
+    assert alone.bags["tags"].offsets.tolist() == [0, 2]
+    assert torch.equal(both.bags["tags"].values[:2], alone.bags["tags"].values)
+
+
 def test_a_data_frame_is_columns(from_raw):
     pandas = pytest.importorskip("pandas")
     columns = {"price": [1.5, None], "age": [1, 2], "user": ["u7", None], "tags": [["a"], []], "ad": [4, 5]}

@@ -96,6 +96,7 @@ def many_tags(count):
         (candidates(ad=[1, 2.5, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, 2**70, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, {"a": 1}, 3]), 422, "ad", "candidates.ad"),
+        (candidates(ad=[1, True, 3]), 422, "values of different types", "candidates.ad"),
         (candidates(ad=[{"a": 1}] * 3), 422, "must hold numbers, strings or lists", "candidates.ad"),
         (candidates(ad=[[1], [2], [3]]), 422, "holds lists", "candidates.ad"),
         (candidates(age=[1, "x", 2]), 422, "age", "candidates.age"),

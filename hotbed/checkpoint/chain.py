@@ -52,6 +52,11 @@ class Entry(NamedTuple):
         return {group: self.folder / "frozen" / group for group in groups}
 
 
+def is_checkpoint(name: str) -> bool:
+    """Whether a complete checkpoint has such a name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def folders_in(root: Path) -> list[Path]:
     """The complete checkpoints of a folder, oldest first, unread."""
     try:
@@ -72,7 +77,7 @@ def new_name(root: Path, step: int) -> str:
 
 def find(place: Path) -> Entry:
     """A checkpoint by its own folder, or the newest one of a folder of checkpoints or of a run."""
-    if (place / MANIFEST).is_file() and _NAME.fullmatch(place.resolve().name):
+    if (place / MANIFEST).is_file() and is_checkpoint(place.resolve().name):
         return Entry(place, read_manifest(place))
     for root in (place / "checkpoints", place):
         folders = folders_in(root)

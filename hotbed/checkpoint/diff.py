@@ -18,9 +18,11 @@ from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.files import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, refuse_slices, rows_of, tensors_of
+from hotbed.types import RowPart
 
 _PASS_BYTES = 1 << 30
 _PLACE = ("row",)  # where the record of a dynamic id is: not a difference
+_SHARED = " (shared row)"  # of a table of dynamic ids: it is saved under id 0, which may have a row of its own
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Diff:
 
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, TableDiff] = field(default_factory=dict)
+    tables: dict[str, TableDiff] = field(default_factory=dict)  # and shared rows, as tables of one row
     dense: list[DenseDiff] = field(default_factory=list)
     frozen: int = 0  # ssd segments, which are not compared
 
@@ -83,7 +85,7 @@ def diff(one: Sequence[Entry], other: Sequence[Entry], report: Report = lambda _
     passes = size // (2 * _PASS_BYTES) + 1
     for number in range(passes):
         held = [_rows(ranks, number, passes, report) for ranks in chains]
-        for name in {**before, **after}:
+        for name in {**before, **after, **held[0], **held[1]}:
             tally = found.tables.setdefault(name, TableDiff())
             _compare(tally, held[0].get(name), held[1].get(name))
     return found
@@ -110,11 +112,17 @@ def _rows_of_rank(chain: Sequence[Entry], number: int, passes: int, report: Repo
             if "weight" not in part.columns:
                 continue  # its records are in ssd files
             mine = (part.ids % passes == number) & owners.owned(part)
-            columns = {name: one[mine].contiguous() for name, one in part.columns.items() if name not in _PLACE}
-            bits = [one.reshape(len(one), -1).view(torch.uint8) for one in columns.values()]
-            held = _TableRows(part.ids[mine].numpy().copy(), columns["weight"], torch.cat(bits, 1).numpy())
-            parts.setdefault(part.table, []).append(held)
+            is_shared = part.columns["shared"] != 0 if "shared" in part.columns else torch.zeros_like(mine)
+            for name, chosen in ((part.table, mine & ~is_shared), (part.table + _SHARED, mine & is_shared)):
+                if bool(chosen.any()):
+                    parts.setdefault(name, []).append(_chosen(part, chosen))
     return parts
+
+
+def _chosen(part: RowPart, which: Tensor) -> _TableRows:
+    columns = {name: one[which].contiguous() for name, one in part.columns.items() if name not in _PLACE}
+    bits = [one.reshape(len(one), -1).view(torch.uint8) for one in columns.values()]
+    return _TableRows(part.ids[which].numpy().copy(), columns["weight"], torch.cat(bits, 1).numpy())
 
 
 def _newest(parts: list[_TableRows]) -> _TableRows:

@@ -3,7 +3,7 @@
 Arrow's dates and timestamps have their own unit. Text is a number or close to ISO 8601: 2014-10-21, 2014/10/21 5:30,
 optionally with seconds, a fraction, `T` instead of the space, `Z` or an offset; month, day and hour may have one digit. A
 number counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in Avazu's log. Any other text
-needs a format of strptime as `unit`: %d.%m.%Y %H:%M.
+needs a format of strptime as `unit`: %d.%m.%Y %H:%M. A time without an offset is in UTC.
 
 `clock_ids`: hour or weekday of a time as an id.
 """
@@ -128,12 +128,20 @@ def _from_format(column: Text, format: str) -> NDArray[np.int64]:
 
 
 def _strptime(text: str, format: str) -> int:
-    try:
-        moment = datetime.strptime(text.strip(), format)
-    except (ValueError, OverflowError):
-        return NO_TIME
-    since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+    for one in _formats_in_utc(format):
+        try:
+            moment = datetime.strptime(text.strip(), one)
+        except (ValueError, OverflowError):
+            continue
+        since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+    return NO_TIME
+
+
+def _formats_in_utc(format: str) -> list[str]:
+    """%Z is UTC or GMT. Python also knows the names of the zone of the machine there, and drops its offset."""
+    zones = ("UTC", "GMT") if "%Z" in format.replace("%%", "") else ("",)
+    return [re.sub("%(.)", lambda found, zone=zone: zone if found[1] == "Z" else found[0], format) for zone in zones]
 
 
 def _check_format(format: str, text: str) -> None:
@@ -173,14 +181,14 @@ def _days(year: int, month: int, day: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _spelled(values: NDArray[np.int64], with_hours: bool) -> NDArray[np.int64]:
-    """yyyymmdd, or yymmddhh of this century."""
+    """yyyymmdd from the year 1000 on, as yymmdd is another date; or yymmddhh of this century."""
     out = np.empty(len(values), dtype=np.int64)
     for i in range(len(values)):
         value = values[i]
         hour = np.int64(0)
         if with_hours:
             hour, value = value % 100, value // 100 + 20_000_000
-        days = _days(value // 10_000, value // 100 % 100, value % 100)
+        days = _days(value // 10_000, value // 100 % 100, value % 100) if value >= 10_000_000 else -(10**8)
         out[i] = days * DAY + hour * 3600 * SECOND if days > -(10**7) and 0 <= hour < 24 else NO_TIME
     return out
 

@@ -31,7 +31,7 @@ MISSING_ID = -(2**63)  # of a missing value
 _NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_MICROS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3, "hour": 3.6e9, "day": 8.64e10}
+_NANOS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1, "hour": 36 * 10**11, "day": 864 * 10**11}
 _NO_NUMBER = ("", "nan", "na", "null", "none")
 _LARGEST = 1e30  # larger numbers are treated as damage
 
@@ -249,23 +249,39 @@ def _clock_id(value: Any, column: str, part: str, unit: str) -> int:
 
 def _moment(value: Any, unit: str) -> datetime:
     if isinstance(value, str) and unit.startswith("%"):
-        return _in_utc(datetime.strptime(value.strip(), unit))
+        return _in_utc(_strptime(value.strip(), unit))
     if isinstance(value, datetime):
         return _in_utc(value)
     if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
         return _in_utc(datetime.fromisoformat(_two_digits(value)))
     if unit == "yyyymmdd":
-        return datetime.strptime(str(int(value)), "%Y%m%d")
+        return datetime.strptime(str(int(value)).rjust(8, "x"), "%Y%m%d")
     if unit == "yymmddhh":
-        return datetime.strptime(f"{int(value):08d}", "%y%m%d%H")
-    return datetime(1970, 1, 1) + timedelta(microseconds=float(value) * _MICROS[unit])
+        return datetime.strptime(f"20{int(value):08d}", "%Y%m%d%H")
+    if unit not in _NANOS:
+        raise ValueError
+    if isinstance(value, float | np.floating):
+        return datetime(1970, 1, 1) + timedelta(microseconds=float(value) * (_NANOS[unit] / 1000))
+    return datetime(1970, 1, 1) + timedelta(microseconds=int(value) * _NANOS[unit] // 1000)
+
+
+def _strptime(text: str, form: str) -> datetime:
+    """%Z is UTC or GMT: of the zone of the machine, Python would take the name and drop the offset."""
+    zones = ("UTC", "GMT") if "%Z" in form.replace("%%", "") else ("",)
+    forms = [re.sub("%(.)", lambda found, zone=zone: zone if found[1] == "Z" else found[0], form) for zone in zones]
+    for one in forms[:-1]:
+        try:
+            return datetime.strptime(text, one)
+        except ValueError:
+            continue
+    return datetime.strptime(text, forms[-1])
 
 
 def _two_digits(text: str) -> str:
     """2017/11/7 9:30 as 2017-11-07 09:30."""
     date, _, time = text.strip().replace("T", " ", 1).partition(" ")
     date = "-".join(part.zfill(2) for part in re.split("[-/]", date))
-    return f"{date} {time if time[1:2] != ':' else '0' + time}".strip()
+    return f"{date} {'0' + time if time[1:2] == ':' or len(time) == 1 else time}".strip()
 
 
 def _in_utc(moment: datetime) -> datetime:

@@ -22,16 +22,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from hotbed.checkpoint.chain import is_checkpoint
 from hotbed.checkpoint.files import checksum
+from hotbed.checkpoint.layouts import is_of_rank
 from hotbed.checkpoint.manifest import MANIFEST
 from hotbed.errors import RunError
 from hotbed.files import RemotePath, path_of
 from hotbed.files.block_cache import block_cache
 from hotbed.files.copies import fetch_file, fetch_folder
 from hotbed.files.store import FileStat, ReplacedError
-from hotbed.host.atomic import make_folder
+from hotbed.host.atomic import make_folder, write_file
 
 _INDEX = ".index.json"  # of a copy: which version of each file and unit is here
+_CHECKPOINTS = "checkpoints"  # the folder of a run
 _SECONDS = 2.0  # stores give times in seconds: one that was written again within the same second looks the same
 _TRIES = 5  # to copy a folder that is replaced meanwhile
 Wanted = Callable[[str, Collection[str]], bool]  # the name of a unit, and those of all
@@ -211,11 +214,12 @@ class LocalCopy:
                     index.get(f"{name}/") != unit.mark or not (local / MANIFEST).is_file()
                 ):
                     self._reserve(unit.num_bytes)
+                    self._note(index, f"{name}/", [])  # a process that is killed now has not forgotten what it brought
                     fetch_unit(self.remote / name if name else self.remote, local, unit)
                     self._note(index, f"{name}/", unit.mark)
             for name in [one for one in index if one.endswith("/") and one != "/" and one[:-1] not in content.units]:
                 shutil.rmtree(self.path / name[:-1], ignore_errors=True)  # removed in the store
-                del index[name]
+                self._note(index, name, None)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -232,9 +236,13 @@ class LocalCopy:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _note(self, index: dict[str, list[int]], name: str, mark: list[int]) -> None:
-        index[name] = mark
-        (self.folder / _INDEX).write_text(json.dumps(index))
+    def _note(self, index: dict[str, list[int]], name: str, mark: list[int] | None) -> None:
+        """On the disk when it returns; None: it is not here any more."""
+        if mark is None:
+            del index[name]
+        else:
+            index[name] = mark
+        write_file(self.folder / _INDEX, json.dumps(index))
 
 
 def _parents_first(units: dict[str, RemoteUnit]) -> list[tuple[str, RemoteUnit]]:
@@ -271,23 +279,26 @@ def local_copy(place: str | Path, wanted: Wanted = everything) -> Path:
     path = path_of(place)
     if not isinstance(path, RemotePath):
         return path
-    root, inside = path, []
-    if "checkpoints" in path.parts:  # one checkpoint may need others, and its run says what it belongs to
-        while root.name != "checkpoints":
-            inside.append(root.name)
-            root = root.parent
-        inside.append(root.name)
-        root = root.parent
+    root, inside = _run_of(path)
     copy = LocalCopy(root, wanted)
     before = _open.get(str(root))
     _open[str(root)] = copy
     if before is not None:
         before.close()
-    return copy.path.joinpath(*reversed(inside))
+    return copy.path / inside
+
+
+def _run_of(path: RemotePath) -> tuple[RemotePath, str]:
+    """Of checkpoints, their run and the way from there: one may need others, and its run says what it belongs to."""
+    place = path.parent if is_checkpoint(path.name) else path
+    place = place.parent if is_of_rank(place) else place
+    if place.name != _CHECKPOINTS or not place.key:  # the name of a bucket is not that of a folder
+        return path, ""
+    return place.parent, "/".join(path.parts[len(place.parent.parts) :])
 
 
 def refresh(local: Path) -> None:
-    """Bring a copy up to date; nothing for a local path."""
+    """Bring a copy of a run, an export or a folder of checkpoints up to date; nothing for any other path."""
     for copy in list(_open.values()):
-        if copy.path == local:
+        if local in (copy.path, copy.path / _CHECKPOINTS):
             copy.refresh(loose=False)

@@ -85,10 +85,10 @@ def as_record_batch(columns: Any, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def as_bags(array: pa.Array, feature: IdFeature) -> pa.Array:
-    """A column of bags; a column of nulls or empty lists only has no value type, so it gets one."""
-    if pa.types.is_null(array.type) or array.type == pa.list_(pa.null()):
+    """A column of bags; one of nothing but nulls and empty lists has no value type, so it gets one."""
+    if pa.types.is_null(array.type):
         return pa.array([None] * len(array), pa.string() if feature.separator else pa.list_(pa.string()))
-    return array
+    return array.cast(pa.list_(pa.string())) if array.type == pa.list_(pa.null()) else array
 
 
 def _of_frame(frame: Any, names: Sequence[str]) -> pa.RecordBatch:

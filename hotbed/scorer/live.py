@@ -113,11 +113,11 @@ class LiveModel:
         )
         given = {name: one.ids for name, one in source.tables.items() if one.ids is not None}
         self.id_maps = self._make_maps(given | {name: one.ids for name, one in numberings.items()})
+        tables = {name: replace(one, ids=None) for name, one in source.tables.items()}
+        self.source = replace(source, tables=tables)  # its lists of ids are in the maps, or in files
         self._sequences: dict[str, int] = source.model.get("sequences") or {}
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
-        self.tables = FileTables(
-            {name: replace(one, ids=None) for name, one in source.tables.items()}, self.rows, self.id_maps
-        )
+        self.tables = FileTables(tables, self.rows, self.id_maps)
         self.shared = intake.shared  # by table and rank
         self.rows.publish(intake.draft, self.version_of(source, model, self.shared))
         self._num_fixed = self._grown_bytes

@@ -26,7 +26,7 @@ from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import Schema
 from hotbed.errors import RunError
-from hotbed.run.export_format import EXPORT, Export, ExportedTable, Tensors, is_export, read_export
+from hotbed.run.export_format import Export, ExportedTable, Tensors, is_export, read_export
 from hotbed.run.folder import MANIFEST, read_json, read_tensors
 from hotbed.run.model_card import no_model, read_card
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
@@ -187,7 +187,7 @@ def open_export(folder: Path) -> ModelSource:
     moved = [one for one in export.tables.values() if tables[one.name].file is None]
     return ModelSource(
         folder,
-        f"export-{zlib.crc32((folder / EXPORT).read_bytes()):08x}",
+        f"export-{zlib.crc32(manifest):08x}",
         card["model"],
         tables,
         read_tensors(folder / "dense.safetensors"),

@@ -25,7 +25,7 @@ from hotbed.data.values import FLOAT32_MAX, LARGEST, Bags, read_dense, read_ids,
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 from hotbed.scorer.columns import ColumnEncoder, as_bags
-from hotbed.serve.request import RequestError, ScoreRequest
+from hotbed.serve.request import Limits, RequestError, ScoreRequest
 from hotbed.types import Batch, Jagged
 
 _HERE = Path("the request")
@@ -34,8 +34,9 @@ _HERE = Path("the request")
 class RequestEncoder:
     """Encodes requests for one model."""
 
-    def __init__(self, encoder: ColumnEncoder) -> None:
+    def __init__(self, encoder: ColumnEncoder, limits: Limits) -> None:
         self._encoder, schema = encoder, encoder.schema
+        self._most_ids = limits.bag_ids
         self._features, self._dense = schema.features, schema.dense
         self._single = [one for one in schema.features if not one.multi]
         self._multi = [one for one in schema.features if one.multi]
@@ -53,7 +54,10 @@ class RequestEncoder:
             if found is None:
                 found = self._one_by_one(request, feature)
             ids[:, place] = self._encoder.rows_of(feature, found)  # a value of the context is broadcast
-        bags = {feature.name: self._bag(request, feature) for feature in self._multi}
+        bags, room = {}, self._most_ids
+        for feature in self._multi:
+            bags[feature.name] = self._bag(request, feature, room)
+            room -= bags[feature.name].values.shape[0]
         return Batch(
             labels=torch.empty(size, dtype=torch.float32, device="cpu"),
             dense=torch.from_numpy(self._numbers(request)),
@@ -87,7 +91,7 @@ class RequestEncoder:
         """The ids of a feature whose values are not all plain strings."""
         name = raw_column(feature)
         values = _values(request, name)
-        if feature.source == "integer" and type(values[0]) is int:
+        if feature.source == "integer" and set(map(type, values)) == {int}:
             array = _array(values)
             if array is not None and array.dtype == np.int64 and array.min() > MISSING_ID:
                 return array
@@ -95,12 +99,15 @@ class RequestEncoder:
         found = self._read(request, name, lambda column: read_ids(column, feature, faults), faults)
         return np.asarray(found)
 
-    def _bag(self, request: ScoreRequest, feature: IdFeature) -> Jagged:
+    def _bag(self, request: ScoreRequest, feature: IdFeature, room: int) -> Jagged:
         name, size = raw_column(feature), request.size
         faults = Faults(len(_values(request, name)))
         found: Bags = self._read(request, name, lambda column: read_ids(column, feature, faults), faults, feature)
         rows, offsets = self._encoder.rows_of(feature, found.ids), found.offsets
         if name not in request.candidates:
+            if len(rows) * size > room:
+                many = f"{len(rows)} ids for each of {size} candidates are too many"
+                raise RequestError(413, many, where=request.where(name), limit=self._most_ids)
             rows, offsets = np.tile(rows, size), np.arange(size + 1) * len(rows)
         return Jagged(torch.from_numpy(rows), torch.from_numpy(offsets))
 

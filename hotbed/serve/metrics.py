@@ -93,6 +93,13 @@ class ServerMetrics:
             self.own.updated, self.own.stale = time.time(), 0
             self.last_error = ""
 
+    def up_to_date(self) -> None:
+        """There is no newer version than the one in use; one that was refused may have gone."""
+        if self.own.stale:
+            with self._writing:
+                self.own.stale = 0
+                self.last_error = ""
+
     def not_updated(self, error: str) -> None:
         """Count a new version that was refused; the old one stays in use."""
         with self._writing:

@@ -42,6 +42,10 @@ class PendingRequest:
     form: RequestForm
     given_up: bool = False  # the client no longer waits
 
+    def give_up(self) -> None:
+        """It may stay in the queue for as long as a batch takes, and counts as in flight no more: without its body."""
+        self.given_up, self.body = True, b""
+
 
 class ScoringPool:
     """The threads that score."""
@@ -138,7 +142,7 @@ class ScoringPool:
     def _encoder_of(self, live: LiveModel) -> RequestEncoder:
         known = self._encoder
         if known is None or known[0] is not live:
-            known = self._encoder = (live, RequestEncoder(live.encoder))
+            known = self._encoder = (live, RequestEncoder(live.encoder, self.limits))
         return known[1]
 
     def _deliver(self, answers: list[tuple[PendingRequest, Answer]]) -> None:
@@ -154,7 +158,7 @@ class ScoringPool:
 
 def warm(live: LiveModel) -> None:
     """Score examples before the first request: compiling and loading on first use takes seconds."""
-    encoder, tree = RequestEncoder(live.encoder), example_of(live.schema)
+    encoder, tree = RequestEncoder(live.encoder, Limits()), example_of(live.schema)
     known = tree["context"] | {name: values[0] for name, values in tree["candidates"].items()}
     with suppress(HotbedError):  # the example may not be an id of this model
         live.logits(join_batches([encoder.batch(ScoreRequest(1, known, {}))] * 2))

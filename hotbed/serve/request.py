@@ -37,6 +37,11 @@ class Limits:
     in_flight: int = 256  # requests being read, pending or being scored
     seconds: float = 5.0  # from the first byte of a request to its answer
 
+    @property
+    def bag_ids(self) -> int:
+        """Ids in the bags of all candidates: as many as a body has room for. One of the context is there for each of them."""
+        return self.body_bytes // 2
+
 
 class RequestError(Exception):
     """A request that is refused: what is wrong, where, the limit, and the HTTP status."""

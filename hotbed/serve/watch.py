@@ -2,7 +2,8 @@
 
 For a run, that is its newest complete checkpoint or its model folder, whichever was written after more steps, and the model if
 both were; for a folder of checkpoints the newest one; for an export the folder itself, once it was replaced. Times of files
-do not count: those of a copy from a store say when it was copied. A refused model is tried again when it has changed.
+do not count: those of a copy from a store say when it was copied. A refused model is tried again when it has changed, and
+when a client asks for a reload: a disk may have been full.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class ModelWatch:
         """Load a newer model: returns "none", the kind of update, or "refused", which is logged and counted."""
         with self._looking:
             reloads, own = self._board.reloads, self._metrics.own
+            if own.reloads_done < reloads:
+                self._refused = None
             way = self._look()
             own.refused, own.reloads_done = int(way == "refused"), reloads
             return way
@@ -145,8 +148,12 @@ class ModelWatch:
             found = newest(self._place)
         except (HotbedError, OSError) as error:
             return self._refuse(None, str(error))
-        if found is None or _same(found, self._at) or _same(found, self._refused):
-            return "refused" if found is not None and _same(found, self._refused) else "none"
+        if found is not None and _same(found, self._refused):
+            return "refused"
+        if found is None or _same(found, self._at):
+            self._refused = None
+            self._metrics.up_to_date()
+            return "none"
         try:
             way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
         except (HotbedError, OSError, MemoryError) as error:

@@ -157,6 +157,16 @@ def test_diff_goes_by_ids(tmp_path):
     assert (same.same, same.changed) == (7, 0)
 
 
+def test_diff_of_a_shared_row_is_not_that_of_id_zero(tmp_path):
+    tables = make({"user": Table(None, 4, admit=Admit(after=2))})
+    for number, ids in ((1, [0, 0, 5, 5]), (2, [9, 11])):  # the last two read the shared row, and train it
+        tables(torch.tensor(ids)[:, None]).pow(2).sum().backward()
+        checkpoint.save(tmp_path, tables, step=number)
+    found = diff(*([find(tmp_path / f"{number:012}")] for number in (1, 2))).tables
+    assert (found["user"].same, found["user"].changed) == (2, 0)
+    assert (found["user (shared row)"].same, found["user (shared row)"].changed) == (0, 1)
+
+
 def test_diff_of_rows_on_an_ssd(source):
     place, _ = source
     found = diff([find(place / f"{STEPS[0]:012}")], [find(place)])

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from hotbed.data.follow import folder
 from hotbed.data.follow.folder import FolderSource
 from hotbed.data.follow.loader import FollowLoader, Place
 from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, TRAIN, Arrival, Journal
@@ -199,6 +200,21 @@ class TestLoader:
         assert [one[:2] for one in found[: len(rest)]] == [one[:2] for one in rest]
         assert [one[2].after for one in found[: len(rest)]] == [one[2].after for one in rest]
         assert [one[2].size for one in found[len(rest) :]] == [32, 8]
+
+    def test_a_file_that_grows_between_its_check_and_its_reading_is_an_error(self, dataset, logs, journal, monkeypatch):
+        """Else rows are trained that the list of arrivals does not have, and the run cannot be resumed."""
+        write_hour(logs / "0.csv", 1, 32)
+        loader, real = loader_of(dataset, logs, journal), folder.digest
+        loader.look()
+
+        def growing(path):
+            found, lines = real(path), path.read_text().splitlines(keepends=True)
+            path.write_text("".join(lines + lines[1:]))
+            return found
+
+        monkeypatch.setattr(folder, "digest", growing)
+        with pytest.raises(FormatError, match=r"0\.csv was taken for training with [\d,]+ bytes and has changed"):
+            read_all(loader)
 
     def test_a_file_that_was_trained_may_be_removed_and_one_that_was_not_may_not(self, dataset, logs, journal):
         write_hour(logs / "0.csv", 1, 32)

@@ -105,6 +105,28 @@ def test_blocks_of_partitions_take_turns_and_every_message_comes_once(dataset, t
     assert [size for _, _, size in read_all(loader, 8)] == [5]
 
 
+class LaggingConsumer(FakeConsumer):
+    """Reads from a replica that is behind the leader: its partition ends early, and more comes later."""
+
+    def __init__(self, partitions, has):
+        super().__init__(partitions)
+        self._has = has
+
+    def consume(self, num_messages, timeout):
+        _, number, at = self.assigned
+        if at < self._has:
+            return super().consume(min(num_messages, self._has - at), timeout)
+        self._has = len(self.partitions[number])
+        return [FakeMessage(at, None, confluent_kafka.KafkaError(END_OF_PARTITION))]
+
+
+def test_the_end_of_a_replica_that_lags_is_not_the_end_of_a_range(dataset, tmp_path):
+    topic = {0: clicks(0, 40)}
+    loader = loader_of(dataset, source_of(LaggingConsumer(topic, 25)), Journal(tmp_path / "a.jsonl"))
+    loader.look()
+    assert [size for _, _, size in read_all(loader)] == [32, 8]
+
+
 def test_a_part_of_a_block_waits_for_more(dataset, tmp_path):
     now = [0.0]
     source = source_of(FakeConsumer({0: clicks(0, 10)}), settle=5, clock=lambda: now[0])
@@ -158,6 +180,15 @@ def test_ids_that_text_can_spell_in_several_ways_are_refused(dataset, tmp_path):
     loader.look()
     with pytest.raises(FormatError, match=r"user \(double\)"):
         read_all(loader)
+
+
+def test_a_topic_that_was_made_anew_is_an_error(dataset, tmp_path):
+    """Its first messages have offsets that were trained already; they would never be."""
+    topic, journal = {0: clicks(0, 100)}, Journal(tmp_path / "a.jsonl")
+    loader_of(dataset, source_of(FakeConsumer(topic)), journal).look()
+    with pytest.raises(DataError, match="ends at offset 30, and messages up to 80 were taken"):
+        loader_of(dataset, source_of(FakeConsumer({0: clicks(1, 30)})), journal).look()
+    assert len(journal) == 2
 
 
 def test_messages_that_are_gone_are_an_error(dataset, tmp_path):

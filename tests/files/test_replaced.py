@@ -6,9 +6,10 @@ import zlib
 
 import pytest
 
-from hotbed.files import copies
+from hotbed.files import copies, path_of
 from hotbed.files.copies import publish_folder
 from hotbed.files.store import FileStat, ReplacedError
+from hotbed.run import remote_folder
 from hotbed.run.remote_folder import content_of, local_copy, refresh
 from hotbed.run.remote_run import bring_run, working_folder
 
@@ -131,3 +132,48 @@ def test_a_run_is_resumed_from_one_version(bucket, tmp_path, replacing):
     assert list(content_of(bucket / "run").units) == [name]
     bring_run(bucket / "run", working_folder(bucket / "run"))
     assert versions_in(working_folder(bucket / "run") / name) == {"2"}
+
+
+def steps_in(folder):
+    return sorted(int(path.name) for path in folder.glob("0*") if (path / "manifest.json").is_file())
+
+
+@pytest.mark.parametrize("run", ["run", "checkpoints/run"])
+def test_a_folder_of_checkpoints_is_brought_up_to_date(bucket, tmp_path, run):
+    """A server of it looks for newer ones, and copies nothing of the runs next to it."""
+    for place, step in ((run, 8), ("other", 8), (run, 16)):
+        in_order(write_version(tmp_path / "one", 1), bucket / place / "checkpoints" / f"{step:012}")
+        if place == "other":
+            local = local_copy(bucket / run / "checkpoints")
+            assert steps_in(local) == [8]
+            assert {path.name for path in local.parent.iterdir()} == {"checkpoints"}
+    refresh(local)
+    assert steps_in(local) == [8, 16]
+    assert local_copy(bucket / run).joinpath("checkpoints") == local
+    assert local_copy(bucket / run / "checkpoints" / f"{8:012}") == local / f"{8:012}"
+
+
+def test_names_that_look_like_checkpoints():
+    for text in ("s3://checkpoints/run", "s3://checkpoints", "s3://bucket/checkpoints/000000000008.new/model"):
+        assert remote_folder._run_of(path_of(text)) == (path_of(text), "")
+    rank = "checkpoints/rank-0-of-2/000000000008"
+    assert remote_folder._run_of(path_of(f"s3://bucket/{rank}")) == (path_of("s3://bucket"), rank)
+
+
+def test_what_a_killed_process_brought_goes_when_it_goes_in_the_store(bucket, tmp_path, monkeypatch):
+    """A model that was given up must not be scored because nobody remembers where it is from."""
+    in_order(write_version(tmp_path / "one", 1), bucket / "run" / "checkpoints" / f"{8:012}")
+    in_order(write_version(tmp_path / "two", 2), bucket / "run" / "model")
+    real = remote_folder.fetch_unit
+
+    def killed(remote, local, unit):
+        real(remote, local, unit)
+        if local.name == "model":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_folder, "fetch_unit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            local_copy(bucket / "run")
+    copies.remove_remote(bucket / "run" / "model", "manifest.json")
+    assert [path.name for path in local_copy(bucket / "run").iterdir()] == ["checkpoints"]

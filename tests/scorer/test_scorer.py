@@ -12,6 +12,7 @@ import hotbed
 from hotbed.data.loader.loader import Loader
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
+from hotbed.scorer.id_map import FileIds
 from hotbed.train.model_folder import load_learner
 from hotbed.types import Batch
 from tests.scorer.conftest import KINDS
@@ -47,6 +48,12 @@ def test_a_cache_that_is_far_too_small_evicts_and_stays_exact(trained, dataset, 
         assert scorer.num_bytes <= memory
     assert counts.files > 109  # every row was read more than once
     assert counts.cache > 0
+
+
+def test_ids_that_are_in_a_file_are_not_in_memory_too(trained):
+    with hotbed.load(trained("dynamic"), memory="20KB") as scorer:
+        assert {type(one) for one in scorer.live.id_maps.values()} == {FileIds}
+        assert [one.ids for one in scorer.source.tables.values()] == [None] * 4
 
 
 def test_it_says_what_it_is(trained):
@@ -106,6 +113,17 @@ def test_raw_values_in_every_form(from_raw, tmp_path):
         np.testing.assert_array_equal(torch.sigmoid(learner.score(batch).double()).numpy(), scores)
         assert scorer.score({name: [] for name in columns}).shape == (0,)
         assert scorer.score([]).shape == (0,)
+
+
+def test_a_bag_of_nulls_is_the_same_whatever_is_next_to_it(from_raw):
+    """A column of nothing else has no type of values: they were left out, and a missing value next to others was not."""
+    one = {"price": [1.5], "age": [1], "user": ["u7"], "tags": [[None, None]], "ad": [4]}
+    with hotbed.load(from_raw) as scorer:
+        alone = scorer.live.encoder.batch(one)
+        two = {name: values * 2 for name, values in one.items()} | {"tags": [[None, None], ["a"]]}
+        both = scorer.live.encoder.batch(two)
+    assert alone.bags["tags"].offsets.tolist() == [0, 2]
+    assert torch.equal(both.bags["tags"].values[:2], alone.bags["tags"].values)
 
 
 def test_a_data_frame_is_columns(from_raw):

@@ -20,6 +20,7 @@ def tensor(name, datatype, data, shape=None):
 PRICE, USER = tensor("price", "FP32", [1.5]), tensor("user", "BYTES", ["u7"])
 TAGS = tensor("tags", "BYTES", [["a", "b"]], [1, 2])
 AGE, AD = tensor("age", "INT64", [1, 2, 3]), tensor("ad", "INT64", [0, 1_000_003, 7])
+MANY = [tensor("age", "INT64", [1] * 50), tensor("ad", "INT64", [7] * 50)]
 SHARED = [PRICE, USER, TAGS, AGE, AD]  # GOOD: three of its tensors are of all candidates
 
 
@@ -134,6 +135,8 @@ def test_no_bag_at_all(server):
         ({"inputs": with_tensor("price", datatype="FP64", data=[1e300])}, 422, "infinite or beyond", "inputs.price"),
         ({"inputs": with_tensor("age", shape=[2], data=[1, 2])}, 422, "'ad' has 3 values and 'age' has 2", "inputs.ad"),
         ({"inputs": with_tensor("ad", shape=[51], data=[1] * 51)}, 413, "51 candidates", "inputs.ad"),
+        ({"inputs": with_tensor("tags", shape=[1, 2000], data=["a"] * 2000)[:3] + MANY}, 413, "2000 ids for each of 50",
+         "inputs.tags"),
         ({"inputs": with_tensor("tags", shape=[10**9, 0], data=[])}, 413, "1000000000 candidates", "inputs.tags"),
         ({"inputs": [{**one, "shape": [0, 0] if one is TAGS else [0], "data": []} for one in SHARED]}, 422, "no candidates",
          "inputs.price"),

@@ -64,3 +64,12 @@ def test_as_many_requests_as_the_limit_wait_and_no_more():
         assert refused == [(503, {"error": "too many requests at once", "limit": limit})] * 2
         assert after == (200, {})
         assert left == 0
+
+
+def test_requests_that_took_too_long_leave_no_body_behind():
+    """Scoring may take long, and clients ask again and again: what waits is not counted as in flight any more."""
+    pool = Waiting(Limits(in_flight=2, seconds=0.001))
+    score = _ScoreEndpoint(pool)
+    for _ in range(5):
+        assert asyncio.run(ask(score))[0] == 503
+    assert [(job.given_up, job.body) for job in pool.jobs] == [(True, b"")] * 5

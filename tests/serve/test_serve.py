@@ -54,6 +54,14 @@ def rows(**columns):
     return {"context": {**GOOD["context"]}, "rows": [columns] * 2}
 
 
+def many_tags(count):
+    """A bag of the context that 50 candidates share."""
+    return {
+        "context": {**GOOD["context"], "tags": ["a"] * count},
+        "candidates": {"age": [1] * 50, "ad": [1] * 50},
+    }
+
+
 @pytest.mark.parametrize(
     ("tree", "status", "error", "where"),
     [
@@ -88,6 +96,7 @@ def rows(**columns):
         (candidates(ad=[1, 2.5, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, 2**70, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, {"a": 1}, 3]), 422, "ad", "candidates.ad"),
+        (candidates(ad=[1, True, 3]), 422, "values of different types", "candidates.ad"),
         (candidates(ad=[{"a": 1}] * 3), 422, "must hold numbers, strings or lists", "candidates.ad"),
         (candidates(ad=[[1], [2], [3]]), 422, "holds lists", "candidates.ad"),
         (candidates(age=[1, "x", 2]), 422, "age", "candidates.age"),
@@ -96,6 +105,7 @@ def rows(**columns):
         (changed(context={**GOOD["context"], "price": [1]}), 422, "holds lists", "context.price"),
         (changed(context={**GOOD["context"], "tags": "a"}), 422, "tags", "context.tags"),
         (changed(candidates={"age": [1] * 51, "ad": [1] * 51}), 413, "51 candidates", "candidates.age"),
+        (many_tags(201), 413, "201 ids for each of 50 candidates are too many", "context.tags"),
     ],
 )
 def test_wrong_requests_are_told_what_and_where(server, tree, status, error, where):
@@ -103,6 +113,10 @@ def test_wrong_requests_are_told_what_and_where(server, tree, status, error, whe
     assert (found, answer.get("where")) == (status, where), answer
     assert error in answer["error"]
     assert server.score(GOOD)[0] == 200
+
+
+def test_a_bag_of_the_context_is_looked_up_for_every_candidate(server):
+    assert server.score(many_tags(200))[0] == 200  # half of the bytes of --max-body, divided by 50
 
 
 @pytest.mark.parametrize(

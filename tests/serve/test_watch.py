@@ -3,11 +3,16 @@
 import itertools
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from hotbed.cli import main
-from hotbed.serve.watch import newest
+from hotbed.errors import RemoteError, StoreError
+from hotbed.serve import watch
+from hotbed.serve.board import Board
+from hotbed.serve.metrics import ServerMetrics
+from hotbed.serve.watch import ModelOnDisk, newest
 from tests.train.small import write_dataset
 
 
@@ -50,3 +55,48 @@ def test_a_run_writes_its_steps_down(tmp_path):
     assert not caught.value.code
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["steps"] == 3
     assert newest(tmp_path / "run").place == tmp_path / "run" / "model"
+
+
+class FullDisk:
+    """A scorer whose updates are refused until there is space."""
+
+    version, num_bytes, source = "step-1-00000000", 0, SimpleNamespace(step=1)
+    tries, full = 0, True
+
+    def update(self, entries):
+        self.tries += 1
+        if self.full:
+            raise StoreError("No space left on device")
+        return "incremental"
+
+
+def test_a_refused_model_is_tried_again_when_a_client_asks(monkeypatch):
+    """The last checkpoint of a run came while the disk was full: no newer one will come."""
+    found = ModelOnDisk(None, (1, 1), 2, list, list)
+    monkeypatch.setattr(watch, "newest", lambda place: found)
+    scorer = FullDisk()
+    one = watch.ModelWatch(None, scorer, ServerMetrics(Board(1)), None, 2.0)
+    assert [one.look() for _ in range(3)] == ["refused"] * 3
+    assert scorer.tries == 1
+    assert one.look_everywhere(lambda: False) == "refused"
+    scorer.full = False
+    assert one.look() == "refused"  # not at every poll: reading a model takes time
+    assert one.look_everywhere(lambda: False) == "incremental"
+    assert [one.look(), scorer.tries] == ["none", 3]
+
+
+def test_a_model_is_stale_no_more_when_the_newer_one_or_the_error_has_gone(monkeypatch):
+    """A store that was away for a moment, and a checkpoint that was refused and then given up."""
+    old, new = ModelOnDisk("old", (1, 1), 1, list, list), ModelOnDisk("new", (2, 2), 2, list, list)
+    metrics, answers = ServerMetrics(Board(1)), iter([new, old, RemoteError("the store is away"), old, new, new])
+
+    def newest(place):
+        found = next(answers)
+        if isinstance(found, RemoteError):
+            raise found
+        return found
+
+    monkeypatch.setattr(watch, "newest", newest)
+    one = watch.ModelWatch(None, FullDisk(), metrics, old, 2.0)
+    found = [(one.look(), metrics.own.stale) for _ in range(6)]
+    assert found == [("refused", 1), ("none", 0)] * 2 + [("refused", 1)] * 2

@@ -105,6 +105,11 @@ class KafkaSource:
             begin = low if begin < 0 else begin
             if begin < low:
                 raise _deleted(self.name, partition, begin, low)
+            if begin > high:
+                raise DataError(
+                    f"{self.name}: partition {partition} ends at offset {high}, and messages up to {begin} were taken. It is "
+                    "not the same topic any more, or the broker has lost messages: start a new run with --warm-start."
+                )
             blocks = [(at, at + self._block) for at in range(begin, high - self._block + 1, self._block)]
             rest = begin + len(blocks) * self._block
             if rest == high or blocks:
@@ -136,7 +141,7 @@ class KafkaSource:
                 found = self._consumer.consume(min(end - at, 1000), 1.0)
                 for message in found:
                     if message.error() is not None:
-                        at = self._after_error(message.error(), at, end)
+                        at = self._after_error(message, at, end)
                     elif (offset := message.offset() or 0) < end:
                         yield offset, message.value() or b""
                         at = offset + 1
@@ -151,10 +156,14 @@ class KafkaSource:
         finally:
             self._consumer.assign([])
 
-    def _after_error(self, error: Any, at: int, end: int) -> int:
-        """The offset to continue from; a DataError for what does not pass by itself."""
+    def _after_error(self, message: Message, at: int, end: int) -> int:
+        """The offset to continue from; a DataError for what does not pass by itself.
+
+        The end of a partition is that of one replica, which may be behind the one that named the range: then the rest follows.
+        """
+        error, reached = message.error(), message.offset()
         if error.code() == _END_OF_PARTITION:
-            return end
+            return at if reached is not None and reached < end else end
         if error.retriable():
             return at
         raise DataError(f"{self.name} cannot be read at offset {at}: {error.str()}. The run can be resumed.")

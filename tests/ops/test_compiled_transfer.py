@@ -163,6 +163,40 @@ def test_waiting_for_a_transfer_thread_that_has_ended_fails(windows):
         windows.transfer.staged(SLOTS + 1)
 
 
+def test_waiting_for_a_device_that_is_broken_fails(monkeypatch):
+    """It never writes the lists that the thread waits for, and so the thread never fails."""
+
+    def check_device(device):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    windows = Windows()
+    monkeypatch.setattr(transfer_module, "watch", lambda *arguments: 3)  # nothing has come for a second
+    monkeypatch.setattr(transfer_module, "check_device", check_device)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        windows.transfer.staged(0)
+    windows.transfer.stop()
+
+
+def test_a_transfer_whose_start_was_interrupted_stops_and_starts_again(windows, monkeypatch):
+    """Nothing is lost: there is nothing to drain."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    windows.transfer.stop()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("threading.Thread.start", interrupted)
+        patch.setattr("hotbed.host.handover.Runner.start", interrupted)
+        windows.transfer.start(SLOTS)
+    windows.transfer.drain()
+    windows.transfer.stop()
+    windows.transfer.start(SLOTS)
+    windows.plan(SLOTS, misses=[8, 1], victims=[2])
+    assert windows.exchange(SLOTS, leaving=[5.0]) == [None, None]
+    windows.transfer.drain()
+    assert windows.records[2, 0] == 5.0
+
+
 def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     """The transfer thread knows of larger buffers, but its question still stands: they may hold rows by now."""
     words, s = windows.transfer._words, 1

@@ -16,7 +16,6 @@ The pinned memory they travel through is small and does not grow.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.host.devices import pinned_empty, with_spare
+from hotbed.host.handover import Runner
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
@@ -77,7 +77,7 @@ from hotbed.ops.move.transfer_loop import (
     serve,
     watch,
 )
-from hotbed.ops.streams import after, give_stream, mark, take_stream
+from hotbed.ops.streams import after, check_device, give_stream, mark, take_stream
 
 # Of rows that travel at once. One H200, 1.5 % of Kaggle's rows cached, ms a step, in one call:
 #                                   whole windows, not overlapped    pieces of 2 MiB    6 MiB         16 MiB
@@ -123,13 +123,13 @@ class CompiledTransfer:
         self._piece = max(1, min(chunks, most_chunks(room)))
         num_rows = RING * self._piece * KEYS_OF_CHUNK
         self._rings = [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]  # in, out
-        self._ring_tags = torch.zeros(2, RING, LINE // 8, dtype=torch.int64, pin_memory=pins, device="cpu")
+        self._ring_tags = pinned_empty((2, RING, LINE // 8), torch.int64, pins=pins)
         self._slots = [self._new_buffers(0) for _ in range(SLOTS)]
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[Any] = []  # by slot: its rows are on the device
         self._streams: list[Any] = []  # inward and outward, on CUDA
-        self._thread: threading.Thread | None = None
+        self._thread: Runner | None = None
         self._exception: BaseException | None = None  # which ended the thread
         self._num_exchanged = 0
         bind_symbols(device.type == "cuda")
@@ -137,8 +137,9 @@ class CompiledTransfer:
     def start(self, first: int) -> None:
         """From window `first` on."""
         words = self._words
+        self._num_exchanged = 0  # wherever this is left, there is nothing to drain
         words[:] = 0
-        self._num_exchanged = words[FIRST] = words[NUM_WRITTEN] = first
+        words[FIRST] = words[NUM_WRITTEN] = self._num_exchanged = first
         words[RECORDS], words[BYTES], words[STATE] = (
             self._records.data_ptr(),
             self._width * 4,
@@ -171,7 +172,7 @@ class CompiledTransfer:
         for s in range(SLOTS):
             self._publish(s)
         self._exception = None
-        self._thread = threading.Thread(target=self._run, name="hotbed-compiled-transfer", daemon=True)
+        self._thread = Runner(self._run, "hotbed-compiled-transfer")
         self._thread.start()
 
     def _run(self) -> None:
@@ -182,7 +183,7 @@ class CompiledTransfer:
             self._words[ERROR] = DIED
 
     def stop(self) -> None:
-        """After `drain`, or when it has failed."""
+        """After `drain`, or when it has failed; also where `start` was left early."""
         self._words[STOP] = 1
         if self._thread is not None:
             self._thread.join()
@@ -239,6 +240,8 @@ class CompiledTransfer:
                     f"rows could not be moved between host and device: {reason}. "
                     "Rows may be lost; load the last checkpoint."
                 ) from self._exception
+            else:
+                check_device(self._device)  # a broken one never writes what the thread waits for
 
     def _make_room(self) -> None:
         """Larger buffers, on request. Called again after an interrupt, it must not replace those the thread knows."""

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from hotbed.errors import HotbedError
+from hotbed.host.devices import with_spare
 from hotbed.ops.move import compiled_transfer as transfer_module
 from hotbed.ops.move import transfer_loop as loop
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
 from hotbed.ops.move.states import SAVED
+from hotbed.tables.group.staging import Staging
+from hotbed.tables.sizing.budget import staged_row_bytes
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -243,3 +246,16 @@ def test_late_rows_that_could_not_be_copied_are_not_handed_out(refused):
     with pytest.raises(HotbedError, match="error 2"):
         windows.exchange(second)
     windows.transfer.stop()
+
+
+@pytest.mark.parametrize("most", [512, 1000, 4096, 60_000, 1 << 20])
+@pytest.mark.parametrize("width", [4, 36, 132])
+def test_page_locked_memory_stays_within_staging(most, width):
+    """Of compiled transfers, and of the thread that moves the rows of plain calls in between."""
+    record = 4 * width
+    rings = 2 * loop.RING * transfer_module.rows_of_piece(record, 1 << 22, most) * record
+    places = SLOTS * 4 * with_spare(most, most)
+    staging = Staging(width, torch.device("cpu"), most)
+    parts = [*staging._new(most), *staging._new(most), *staging._new(most), *staging._new(most)]  # in, out, late
+    thread = sum(part.nbytes for part in parts)
+    assert rings + places + thread <= most * staged_row_bytes(record, "cuda")

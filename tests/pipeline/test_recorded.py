@@ -59,15 +59,23 @@ def test_the_recorded_way_gives_the_same_bits(share, look_ahead):
 def test_buffers_of_rows_on_their_way_stay_within_staging(monkeypatch):
     monkeypatch.setattr("hotbed.tables.group.cached.CachedRows.is_direct", False)  # as on a device
     loader, found, taken = batches(14, 6), [], []
-    transfers = []
-    made = CompiledTransfer.__init__
-    monkeypatch.setattr(CompiledTransfer, "__init__", lambda *given: (transfers.append(given[0]), made(*given))[1])
+    stop, sizes = CompiledTransfer.stop, []
+
+    def noted(transfer):
+        sizes.append(sum(part.nbytes for slot in transfer._slots for part in slot))
+        stop(transfer)
+
+    monkeypatch.setattr(CompiledTransfer, "stop", noted)
     staging = 28 * staged_row_bytes(48, "cpu")  # for two groups, of which one needs up to 12 rows a batch
     for given in ({}, {"staging": staging}):
-        transfers.clear()
+        sizes.clear()
         losses, tables = train(loader, cache=0.7, **given)
         found.append((losses, tables.counters().windows))
-        taken.append(sum(part.nbytes for one in transfers for slot in one._slots for part in slot) / 2)
+        taken.append(sum(sizes) / 2)
+    (planner,) = tables.ownership.planners  # which is kept for the next pass, and not its buffers
+    for transfer in planner._transfers:
+        assert not sum(part.nbytes for slot in transfer._slots for part in slot)
+        assert not sum(ring.nbytes for ring in transfer._rings)
     assert found[0][0] == found[1][0]
     assert found[0][1] < found[1][1]
     assert taken[1] <= staging

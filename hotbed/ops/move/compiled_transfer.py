@@ -87,6 +87,15 @@ PIECE_BYTES = 16 << 20
 _MOST_WORKERS = 11
 
 
+def rows_of_piece(record: int, room: int, most: int | None, piece_bytes: int = PIECE_BYTES) -> int:
+    """Rows of `record` bytes that travel at once, where a window has up to `room`, and `most` may be on their way, if given.
+
+    A ring then takes half of their bytes; the other half is for windows that another thread moves (tables/group/staging.py).
+    """
+    rows = min(piece_bytes // record, room if most is None else min(room, most // 2))
+    return max(1, rows // KEYS_OF_CHUNK) * KEYS_OF_CHUNK
+
+
 class WindowBuffers(NamedTuple):
     """The buffers of one window, each of `cap` rows."""
 
@@ -118,13 +127,9 @@ class CompiledTransfer:
         self._late = np.empty((SLOTS, room), dtype=np.int64)
         self._seen, self._starts = np.empty(room, dtype=np.uint8), np.empty(most_chunks(room), dtype=np.int64)
         self._tags = torch.arange(1, NUM_TAGS + 1, dtype=torch.int64, device=device)
-        pins, rows_of_piece = device.type == "cuda", piece_bytes // (self._width * 4)
-        chunks = min(rows_of_piece, room if most is None else most) // KEYS_OF_CHUNK
-        self._piece = max(1, min(chunks, most_chunks(room)))
-        num_rows = RING * self._piece * KEYS_OF_CHUNK
-        self._rings = [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]  # in, out
-        self._ring_tags = pinned_empty((2, RING, LINE // 8), torch.int64, pins=pins)
-        self._slots = [self._new_buffers(0) for _ in range(SLOTS)]
+        self._piece = rows_of_piece(self._width * 4, room, most, piece_bytes)
+        self._ring_tags = pinned_empty((2, RING, LINE // 8), torch.int64, pins=device.type == "cuda")
+        self._rings, self._slots = self._new_rings(0), self._new_slots()
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[Any] = []  # by slot: its rows are on the device
@@ -154,7 +159,9 @@ class CompiledTransfer:
             self._tags.data_ptr(),
         )
         self._ring_tags.zero_()
-        words[PIECE] = self._piece
+        if not self._rings[0].shape[0]:
+            self._rings = self._new_rings(RING * self._piece)
+        words[PIECE] = self._piece // KEYS_OF_CHUNK
         words[[IN_RING, OUT_RING]] = [ring.data_ptr() for ring in self._rings]
         words[[IN_TAGS, OUT_TAGS]] = [tags.data_ptr() for tags in self._ring_tags]
         if self._device.type == "cuda":
@@ -193,6 +200,10 @@ class CompiledTransfer:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def release(self) -> None:
+        """Give the memory of rows on their way back, of which there are none; between `stop` and `start`."""
+        self._rings, self._slots = self._new_rings(0), self._new_slots()
 
     def staged(self, number: int) -> tuple[WindowBuffers, int]:
         """(buffers, rows that came from the store) of a window; the current stream waits for them."""
@@ -254,6 +265,14 @@ class CompiledTransfer:
                 stream.wait_event(free)
             self._publish(s)
         self._words[NEED] = 0
+
+    def _new_rings(self, num_rows: int) -> list[Tensor]:
+        """In, out."""
+        pins = self._device.type == "cuda"
+        return [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]
+
+    def _new_slots(self) -> list[WindowBuffers]:
+        return [self._new_buffers(0) for _ in range(SLOTS)]
 
     def _new_buffers(self, cap: int) -> WindowBuffers:
         width, device, pins = self._width, self._device, self._device.type == "cuda"

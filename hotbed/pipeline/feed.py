@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
+from hotbed.host.devices import check_current
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import mark
 from hotbed.pipeline.batches import IdFinder, take_over, to_device
@@ -92,6 +93,7 @@ class Feed:
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
+        check_current(self._device)
         self._owner = threading.current_thread()
         self._learns = self._tables.learns and torch.is_grad_enabled()
         self._eager.learns = self._learns

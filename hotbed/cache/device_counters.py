@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed.host.devices import pinned_empty
 from hotbed.ops.streams import mark
 
 _ROWS = 512
@@ -60,9 +61,7 @@ class DeviceCounters:
     def __init__(self, device: torch.device) -> None:
         self._ring = torch.zeros(_ROWS, WIDTH, dtype=torch.int64, device=device)
         self._on_cuda = device.type == "cuda"
-        self.mirror = (
-            torch.zeros(_ROWS, WIDTH, dtype=torch.int64, pin_memory=True, device="cpu") if self._on_cuda else self._ring
-        )
+        self.mirror = pinned_empty((_ROWS, WIDTH), torch.int64).zero_() if self._on_cuda else self._ring
         self.array = self.mirror.numpy()  # the same memory, quicker to read
         self.rows: list[Tensor] = list(self._ring.unbind(0))
         self.coming = _Publication()

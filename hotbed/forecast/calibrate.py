@@ -35,7 +35,7 @@ from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.measure import plan_seconds
 from hotbed.host.atomic import place, rewriting
-from hotbed.host.devices import pick_device
+from hotbed.host.devices import pick_device, use_device
 from hotbed.host.threads import num_cores
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
@@ -84,7 +84,7 @@ def calibrate(
     entry = None if again else _entry(known, name)
     if entry is not None:
         return entry
-    measured = _measure(config, dataset, found, device, 0.15 if short else 0.5)
+    measured = _measure(config, dataset, found, use_device(config.train.device), 0.15 if short else 0.5)
     known[name] = asdict(measured)
     _write_all(known)
     return measured

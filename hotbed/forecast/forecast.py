@@ -289,7 +289,7 @@ def _in_transit(request: ForecastRequest, room: Room, shape: BatchShape, cuda: b
             num_bytes = moved if budget is None else min(budget, moved)
             if cuda and tier == "memory" and request.world == 1:
                 most = int(shape.lookups) * (given.window or MOST_BATCHES)
-                num_bytes = memory.ring_bytes(min(room.num_slots or 0, room.staged_rows or most, most), record)
+                num_bytes = memory.ring_bytes(min(room.num_slots or 0, most), record, room.staged_rows)
             parts.append(MemoryPart(tier, memory.ON_THEIR_WAY, num_bytes, False))
     if cuda and request.world == 1:
         key_bytes = 4 if request.sketch.amounts.rows < 1 << 31 else 8

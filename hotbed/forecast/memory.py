@@ -18,8 +18,8 @@ from hotbed.cache import MOST_BATCHES, bounded_cells, look_ahead_for
 from hotbed.cache.cache import CELL_BYTES, STAMP_BYTES, STATE_BYTES
 from hotbed.forecast.replay import LookAhead
 from hotbed.ops.inputs import bucket
-from hotbed.ops.move.compiled_transfer import PIECE_BYTES
-from hotbed.ops.move.transfer_loop import KEYS_OF_CHUNK, RING
+from hotbed.ops.move.compiled_transfer import rows_of_piece
+from hotbed.ops.move.transfer_loop import RING
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.pipeline.recorded import CELLS_FACTOR, CELLS_PER_KEY
 from hotbed.tables.sizing.budget import Room, staged_row_bytes
@@ -98,9 +98,9 @@ def transit_bytes(num_rows: float, record: int, cuda: bool) -> float:
     return _SPARE * num_rows * staged_row_bytes(record, "cuda" if cuda else "cpu")
 
 
-def ring_bytes(num_rows: int, record: int) -> float:
+def ring_bytes(num_rows: int, record: int, staged: int | None) -> float:
     """Host memory through which compiled transfers send windows of up to `num_rows` rows in pieces, in and out."""
-    return 2.0 * RING * min(PIECE_BYTES, max(num_rows, KEYS_OF_CHUNK) * record)
+    return 2.0 * RING * rows_of_piece(record, num_rows, staged) * record
 
 
 def planner_bytes(shape: BatchShape, num_slots: int, window: int | None, *, key_bytes: int) -> tuple[float, float]:

@@ -35,6 +35,23 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def use_device(name: str) -> torch.device:
+    """`pick_device`, as the current device from now on: kernels are launched there, wherever their tensors are."""
+    device = pick_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def check_current(device: torch.device) -> None:
+    """A ConfigError for a CUDA device that is not the current one of this thread."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ConfigError(
+            f"the tables are on {device}, and kernels are launched on the current device, cuda:{torch.cuda.current_device()}. "
+            f"Call torch.cuda.set_device({device.index}) before, or `with torch.cuda.device({device.index}):` around it."
+        )
+
+
 def _local_rank() -> int:
     """Which of the devices of this machine is this process's."""
     return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0

@@ -49,6 +49,12 @@ def after(device: torch.device, point: Any) -> None:
         current(device).wait_event(point)
 
 
+def check_device(device: torch.device) -> None:
+    """Raise what broke a CUDA device, if anything did; without waiting."""
+    if device.type == "cuda":
+        current(device).query()
+
+
 def take_stream(device: torch.device) -> Any:
     """A stream for exclusive use until it is given back; None on the CPU."""
     if device.type != "cuda":

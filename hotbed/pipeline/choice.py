@@ -119,8 +119,8 @@ class PlannerChoice:
         least = [Capacity(0, 0)] * len(need) if last is None else last.capacities
         planner = recorded_for(self._tables, encoding, need, self._window, varies, least)
         planner.learns, planner.thread = self._eager.learns, self._eager.thread
+        self._recorded.append(planner)  # before it starts: a feed that is left meanwhile stops it
         planner.start()
-        self._recorded.append(planner)
         return planner
 
     def retire(self, successor: Planner) -> None:

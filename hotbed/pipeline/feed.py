@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
+from hotbed.host.devices import check_current
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import mark
 from hotbed.pipeline.batches import IdFinder, take_over, to_device
@@ -92,6 +93,7 @@ class Feed:
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
+        check_current(self._device)
         self._owner = threading.current_thread()
         self._learns = self._tables.learns and torch.is_grad_enabled()
         self._eager.learns = self._learns
@@ -157,8 +159,7 @@ class Feed:
             if self._eager.error is not None:
                 self._break(self._eager.error)
             self._leave()
-            if self._tables.ownership.feed is self and not self.changes.is_broken:
-                self.pause(drop=True)
+            failure = self._carry_out()
             if self._device.type == "cuda" and not self.changes.is_broken:
                 mark(self._device).synchronize()  # the next feed takes our streams, and their memory may still be read
             self._tables.ownership.leave(self)
@@ -169,6 +170,19 @@ class Feed:
             stage, self._stage = self._stage, None
             stage.close()
         self._tables.ownership.forget(self)
+        if failure is not None:
+            raise failure
+
+    def _carry_out(self) -> Exception | None:
+        """What was decided, at the end; what broke the tables meanwhile, after which threads and their memory go all the same."""
+        if self._tables.ownership.feed is self and not self.changes.is_broken:
+            try:
+                self.pause(drop=True)
+            except Exception as error:
+                if not self.changes.is_broken:
+                    raise
+                return error
+        return None
 
     def _in_hand(self) -> list[Any]:
         """Batches that were read and not handed out, in order."""

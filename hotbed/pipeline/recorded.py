@@ -171,11 +171,15 @@ class RecordedPlanner:
             transfer.start(recorded.num_windows)
 
     def stop(self) -> None:
+        self.abandon()
+        if not any(group.changes.is_broken for group in self._groups):  # else rows may be on their way still
+            for transfer in self._transfers:
+                transfer.release()
+
+    def abandon(self) -> None:
         self.busy = False
         for transfer in self._transfers:
             transfer.stop()
-
-    abandon = stop
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
         given, described = self.encoding.prepare(candidate, self.learns)

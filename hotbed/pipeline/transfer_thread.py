@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hotbed.host.handover import Latch, Runner
-from hotbed.ops.streams import after, current, give_stream, mark, take_stream
+from hotbed.ops.streams import after, check_device, give_stream, mark, take_stream
 from hotbed.store.memory_tier import Ints
 from hotbed.store.tier_windows import StoppedError, TierWindows, wait_for
 from hotbed.store.tiered import TieredStore
@@ -219,8 +219,7 @@ class TransferThread:
         wait_for(word, value, self._check)
 
     def _check(self) -> bool:
-        if self._device.type == "cuda":
-            current(self._device).query()  # raises what broke the device
+        check_device(self._device)
         return self._stops
 
     def _read(self, move: WindowRows) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotbed.host.devices import check_current
 from hotbed.ops.lookups import Lookups
 from hotbed.tables.autograd import Call, LookupFunction, Step, UpdatableTables
 from hotbed.tables.exchange import Exchange
@@ -61,6 +62,7 @@ class BatchLookup:
     def vectors(self, tables: LookupTables, ids: Ids, bags: Bags) -> Vectors:
         """The vectors of a batch; their gradient moves rows, if rows learn."""
         refuse_tracing()
+        check_current(tables.device)
         with tables.changes.lock:
             planned = tables.ownership.find(ids, bags)
             if planned is None and self._recorded is not None:

@@ -20,7 +20,7 @@ from hotbed.data.dataset import Dataset, hot_rows, num_warm
 from hotbed.data.loader.loader import ALL, Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, ExitCode
-from hotbed.host.devices import pick_device
+from hotbed.host.devices import pick_device, use_device
 from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import build_model, check_model, is_own, shown_name, vector_width
 from hotbed.models.base_rate import set_base_rate
@@ -115,7 +115,7 @@ def build(
     raise_problems(check(config) or option_problems(config))
     problems = _data_problems(config, dataset.schema) + rank_problems(config, world)
     raise_problems(problems + follow_problems(config, dataset, world))
-    device = pick_device(config.train.device)
+    device = use_device(config.train.device)
     learner = _learner(config, dataset, device, world)
     loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
     _check_batches_fit(learner, loaders)

@@ -37,7 +37,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError, ExitCode, RunError, SchemaError
 from hotbed.files import copy_file, readable
-from hotbed.host.devices import pick_device
+from hotbed.host.devices import use_device
 from hotbed.ids import Admit
 from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import Constant, parse_init
@@ -173,7 +173,7 @@ def load_learner(
 
 def _loaded(folder: Path, device: str, cache: float | None, hbm: str | None, batch_size: int) -> Learner:
     card = read_card(folder)
-    on = pick_device(device)
+    on = use_device(device)
     tables = {name: _table(settings) for name, settings in card["tables"].items()}
     dynamic = [settings for settings in card["tables"].values() if settings["rows"] is None]
     precision = cast(Precision, dynamic[0]["precision"] if dynamic else "fp32")  # initial values are rounded to it

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from hotbed.errors import HotbedError
+from hotbed.host.devices import with_spare
 from hotbed.ops.move import compiled_transfer as transfer_module
 from hotbed.ops.move import transfer_loop as loop
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
 from hotbed.ops.move.states import SAVED
+from hotbed.tables.group.staging import Staging
+from hotbed.tables.sizing.budget import staged_row_bytes
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -163,6 +166,40 @@ def test_waiting_for_a_transfer_thread_that_has_ended_fails(windows):
         windows.transfer.staged(SLOTS + 1)
 
 
+def test_waiting_for_a_device_that_is_broken_fails(monkeypatch):
+    """It never writes the lists that the thread waits for, and so the thread never fails."""
+
+    def check_device(device):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    windows = Windows()
+    monkeypatch.setattr(transfer_module, "watch", lambda *arguments: 3)  # nothing has come for a second
+    monkeypatch.setattr(transfer_module, "check_device", check_device)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        windows.transfer.staged(0)
+    windows.transfer.stop()
+
+
+def test_a_transfer_whose_start_was_interrupted_stops_and_starts_again(windows, monkeypatch):
+    """Nothing is lost: there is nothing to drain."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    windows.transfer.stop()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("threading.Thread.start", interrupted)
+        patch.setattr("hotbed.host.handover.Runner.start", interrupted)
+        windows.transfer.start(SLOTS)
+    windows.transfer.drain()
+    windows.transfer.stop()
+    windows.transfer.start(SLOTS)
+    windows.plan(SLOTS, misses=[8, 1], victims=[2])
+    assert windows.exchange(SLOTS, leaving=[5.0]) == [None, None]
+    windows.transfer.drain()
+    assert windows.records[2, 0] == 5.0
+
+
 def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     """The transfer thread knows of larger buffers, but its question still stands: they may hold rows by now."""
     words, s = windows.transfer._words, 1
@@ -209,3 +246,16 @@ def test_late_rows_that_could_not_be_copied_are_not_handed_out(refused):
     with pytest.raises(HotbedError, match="error 2"):
         windows.exchange(second)
     windows.transfer.stop()
+
+
+@pytest.mark.parametrize("most", [512, 1000, 4096, 60_000, 1 << 20])
+@pytest.mark.parametrize("width", [4, 36, 132])
+def test_page_locked_memory_stays_within_staging(most, width):
+    """Of compiled transfers, and of the thread that moves the rows of plain calls in between."""
+    record = 4 * width
+    rings = 2 * loop.RING * transfer_module.rows_of_piece(record, 1 << 22, most) * record
+    places = SLOTS * 4 * with_spare(most, most)
+    staging = Staging(width, torch.device("cpu"), most)
+    parts = [*staging._new(most), *staging._new(most), *staging._new(most), *staging._new(most)]  # in, out, late
+    thread = sum(part.nbytes for part in parts)
+    assert rings + places + thread <= most * staged_row_bytes(record, "cuda")

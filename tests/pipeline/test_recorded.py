@@ -1,13 +1,14 @@
 """Recorded planners and compiled transfers, run here launch by launch under Triton's interpreter, against plain tables."""
 
 import importlib.util
+import threading
 
 import pytest
 import torch
 
 import hotbed
 from hotbed import Table, optim
-from hotbed.errors import BudgetError, IdError
+from hotbed.errors import BudgetError, HotbedError, IdError
 from hotbed.ops.move.compiled_transfer import CompiledTransfer
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.recorded import RecordedPlanner
@@ -58,19 +59,69 @@ def test_the_recorded_way_gives_the_same_bits(share, look_ahead):
 def test_buffers_of_rows_on_their_way_stay_within_staging(monkeypatch):
     monkeypatch.setattr("hotbed.tables.group.cached.CachedRows.is_direct", False)  # as on a device
     loader, found, taken = batches(14, 6), [], []
-    transfers = []
-    made = CompiledTransfer.__init__
-    monkeypatch.setattr(CompiledTransfer, "__init__", lambda *given: (transfers.append(given[0]), made(*given))[1])
+    stop, sizes = CompiledTransfer.stop, []
+
+    def noted(transfer):
+        sizes.append(sum(part.nbytes for slot in transfer._slots for part in slot))
+        stop(transfer)
+
+    monkeypatch.setattr(CompiledTransfer, "stop", noted)
     staging = 28 * staged_row_bytes(48, "cpu")  # for two groups, of which one needs up to 12 rows a batch
     for given in ({}, {"staging": staging}):
-        transfers.clear()
+        sizes.clear()
         losses, tables = train(loader, cache=0.7, **given)
         found.append((losses, tables.counters().windows))
-        taken.append(sum(part.nbytes for one in transfers for slot in one._slots for part in slot) / 2)
+        taken.append(sum(sizes) / 2)
+    (planner,) = tables.ownership.planners  # which is kept for the next pass, and not its buffers
+    for transfer in planner._transfers:
+        assert not sum(part.nbytes for slot in transfer._slots for part in slot)
+        assert not sum(ring.nbytes for ring in transfer._rings)
     assert found[0][0] == found[1][0]
     assert found[0][1] < found[1][1]
     assert taken[1] <= staging
     assert [group.residency.most_staged for group in tables.groups] == [13, 10]
+
+
+def moving():
+    """Threads that move rows."""
+    return [one for one in threading.enumerate() if one.name in ("hotbed-compiled-transfer", "hotbed-transfer")]
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_an_interrupt_while_a_planner_starts_leaves_no_thread(monkeypatch):
+    """The first start compiles for seconds. The planner serves the next pass."""
+    tables = hotbed.EmbeddingTables({"a": Table(40, 3)}, optim.SGD(lr=0.1), cache=0.5)
+    loader, start = [ids[:, :1].contiguous() for ids in batches(2, 6)], CompiledTransfer.start
+
+    def interrupted(transfer, first):
+        start(transfer, first)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CompiledTransfer, "start", interrupted)
+        next(hotbed.prefetch(loader, tables))
+    assert not moving()
+    (planner,) = tables.ownership.planners
+    assert len(list(hotbed.prefetch(loader, tables))) == 2
+    assert tables.ownership.planners == [planner]
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_rows_that_cannot_be_written_at_the_end_leave_no_thread(monkeypatch):
+    """It would keep the memory of tables that are of no use any more."""
+    tables = hotbed.EmbeddingTables({"a": Table(40, 3)}, optim.SGD(lr=0.1), cache=0.5)
+    loop = hotbed.prefetch([ids[:, :1].contiguous() for ids in batches(3, 6)], tables, window=1)
+    tables(next(loop)).sum().backward()
+
+    def failing(transfer):
+        raise HotbedError("rows could not be moved between host and device")
+
+    monkeypatch.setattr(CompiledTransfer, "drain", failing)
+    with pytest.raises(HotbedError, match="could not be moved"):
+        loop.close()
+    assert not moving()
+    with pytest.raises(HotbedError, match="lost rows"):
+        tables(torch.zeros(1, 1, dtype=torch.int64))
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

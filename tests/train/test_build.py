@@ -13,15 +13,18 @@ from hotbed import cache, pipeline
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import BudgetError, ConfigError, SchemaError
-from hotbed.host.devices import pick_device
+from hotbed.host.devices import check_current, pick_device, use_device
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
+from hotbed.pipeline import feed
 from hotbed.run import config
 from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.run.run_file import compose
+from hotbed.tables import lookup
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.build import build, changed_settings, option_problems
 from hotbed.train.build_ranks import compare, tables_of
 from hotbed.train.model_folder import check_same_ids, load_learner
@@ -165,6 +168,29 @@ def test_devices():
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ConfigError, match=r"there is no device cuda:99: torch .* finds .* CUDA device"):
         pick_device("cuda:99")
+
+
+def test_a_device_by_number_is_the_current_one_from_then_on(monkeypatch):
+    """Kernels are launched on the current device, wherever their tensors are."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert use_device("cuda:1") == torch.device("cuda", 1)
+    assert current == [torch.device("cuda", 1)]
+    assert use_device("cpu") == torch.device("cpu")
+    assert len(current) == 1
+
+
+def test_tables_on_another_device_than_the_current_one_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    check_current(torch.device("cuda", 0))
+    tables, ids = EmbeddingTables({"a": Table(4, 2)}, cache=0.5), torch.zeros(1, 1, dtype=torch.int64)
+    for module in (lookup, feed):
+        monkeypatch.setattr(module, "check_current", lambda _: check_current(torch.device("cuda", 1)))
+    for use in (lambda: tables(ids), lambda: next(pipeline.prefetch([ids], tables))):
+        with pytest.raises(ConfigError, match=r"the tables are on cuda:1.*set_device\(1\)"):
+            use()
 
 
 def test_changed_settings():

@@ -16,7 +16,6 @@ The pinned memory they travel through is small and does not grow.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.host.devices import pinned_empty, with_spare
+from hotbed.host.handover import Runner
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
@@ -77,7 +77,7 @@ from hotbed.ops.move.transfer_loop import (
     serve,
     watch,
 )
-from hotbed.ops.streams import after, give_stream, mark, take_stream
+from hotbed.ops.streams import after, check_device, give_stream, mark, take_stream
 
 # Of rows that travel at once. One H200, 1.5 % of Kaggle's rows cached, ms a step, in one call:
 #                                   whole windows, not overlapped    pieces of 2 MiB    6 MiB         16 MiB
@@ -85,6 +85,15 @@ from hotbed.ops.streams import after, give_stream, mark, take_stream
 #   batch 32,768, Zipf 0.9, 3 %     3.03 to 3.05                     3.45 to 3.50       2.59 to 2.63  1.86 to 1.89
 PIECE_BYTES = 16 << 20
 _MOST_WORKERS = 11
+
+
+def rows_of_piece(record: int, room: int, most: int | None, piece_bytes: int = PIECE_BYTES) -> int:
+    """Rows of `record` bytes that travel at once, where a window has up to `room`, and `most` may be on their way, if given.
+
+    A ring then takes half of their bytes; the other half is for windows that another thread moves (tables/group/staging.py).
+    """
+    rows = min(piece_bytes // record, room if most is None else min(room, most // 2))
+    return max(1, rows // KEYS_OF_CHUNK) * KEYS_OF_CHUNK
 
 
 class WindowBuffers(NamedTuple):
@@ -118,18 +127,14 @@ class CompiledTransfer:
         self._late = np.empty((SLOTS, room), dtype=np.int64)
         self._seen, self._starts = np.empty(room, dtype=np.uint8), np.empty(most_chunks(room), dtype=np.int64)
         self._tags = torch.arange(1, NUM_TAGS + 1, dtype=torch.int64, device=device)
-        pins, rows_of_piece = device.type == "cuda", piece_bytes // (self._width * 4)
-        chunks = min(rows_of_piece, room if most is None else most) // KEYS_OF_CHUNK
-        self._piece = max(1, min(chunks, most_chunks(room)))
-        num_rows = RING * self._piece * KEYS_OF_CHUNK
-        self._rings = [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]  # in, out
-        self._ring_tags = torch.zeros(2, RING, LINE // 8, dtype=torch.int64, pin_memory=pins, device="cpu")
-        self._slots = [self._new_buffers(0) for _ in range(SLOTS)]
+        self._piece = rows_of_piece(self._width * 4, room, most, piece_bytes)
+        self._ring_tags = pinned_empty((2, RING, LINE // 8), torch.int64, pins=device.type == "cuda")
+        self._rings, self._slots = self._new_rings(0), self._new_slots()
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[Any] = []  # by slot: its rows are on the device
         self._streams: list[Any] = []  # inward and outward, on CUDA
-        self._thread: threading.Thread | None = None
+        self._thread: Runner | None = None
         self._exception: BaseException | None = None  # which ended the thread
         self._num_exchanged = 0
         bind_symbols(device.type == "cuda")
@@ -137,8 +142,9 @@ class CompiledTransfer:
     def start(self, first: int) -> None:
         """From window `first` on."""
         words = self._words
+        self._num_exchanged = 0  # wherever this is left, there is nothing to drain
         words[:] = 0
-        self._num_exchanged = words[FIRST] = words[NUM_WRITTEN] = first
+        words[FIRST] = words[NUM_WRITTEN] = self._num_exchanged = first
         words[RECORDS], words[BYTES], words[STATE] = (
             self._records.data_ptr(),
             self._width * 4,
@@ -153,7 +159,9 @@ class CompiledTransfer:
             self._tags.data_ptr(),
         )
         self._ring_tags.zero_()
-        words[PIECE] = self._piece
+        if not self._rings[0].shape[0]:
+            self._rings = self._new_rings(RING * self._piece)
+        words[PIECE] = self._piece // KEYS_OF_CHUNK
         words[[IN_RING, OUT_RING]] = [ring.data_ptr() for ring in self._rings]
         words[[IN_TAGS, OUT_TAGS]] = [tags.data_ptr() for tags in self._ring_tags]
         if self._device.type == "cuda":
@@ -171,7 +179,7 @@ class CompiledTransfer:
         for s in range(SLOTS):
             self._publish(s)
         self._exception = None
-        self._thread = threading.Thread(target=self._run, name="hotbed-compiled-transfer", daemon=True)
+        self._thread = Runner(self._run, "hotbed-compiled-transfer")
         self._thread.start()
 
     def _run(self) -> None:
@@ -182,7 +190,7 @@ class CompiledTransfer:
             self._words[ERROR] = DIED
 
     def stop(self) -> None:
-        """After `drain`, or when it has failed."""
+        """After `drain`, or when it has failed; also where `start` was left early."""
         self._words[STOP] = 1
         if self._thread is not None:
             self._thread.join()
@@ -192,6 +200,10 @@ class CompiledTransfer:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def release(self) -> None:
+        """Give the memory of rows on their way back, of which there are none; between `stop` and `start`."""
+        self._rings, self._slots = self._new_rings(0), self._new_slots()
 
     def staged(self, number: int) -> tuple[WindowBuffers, int]:
         """(buffers, rows that came from the store) of a window; the current stream waits for them."""
@@ -239,6 +251,8 @@ class CompiledTransfer:
                     f"rows could not be moved between host and device: {reason}. "
                     "Rows may be lost; load the last checkpoint."
                 ) from self._exception
+            else:
+                check_device(self._device)  # a broken one never writes what the thread waits for
 
     def _make_room(self) -> None:
         """Larger buffers, on request. Called again after an interrupt, it must not replace those the thread knows."""
@@ -251,6 +265,14 @@ class CompiledTransfer:
                 stream.wait_event(free)
             self._publish(s)
         self._words[NEED] = 0
+
+    def _new_rings(self, num_rows: int) -> list[Tensor]:
+        """In, out."""
+        pins = self._device.type == "cuda"
+        return [pinned_empty((num_rows, self._width), torch.float32, pins=pins) for _ in range(2)]
+
+    def _new_slots(self) -> list[WindowBuffers]:
+        return [self._new_buffers(0) for _ in range(SLOTS)]
 
     def _new_buffers(self, cap: int) -> WindowBuffers:
         width, device, pins = self._width, self._device, self._device.type == "cuda"

@@ -112,7 +112,7 @@ class ShardedTables(EmbeddingTables):
             self.is_shared = False
             return
         self.stop_recording()  # recordings are for one rank
-        self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
+        self.ranks = RankExchange(self, FrontContext(mesh, order), sharing)
         self.exchange = self.ranks
 
     def tiers(self) -> Tiers | None:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
+from hotbed.errors import HotbedError
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import mark
 from hotbed.pipeline.batches import IdFinder, take_over, to_device
@@ -105,6 +106,14 @@ class Feed:
 
     def next(self) -> tuple[Any, ...]:
         """(the next batch,), or () at the end."""
+        try:
+            return self._awaited()
+        except HotbedError as error:
+            if error is not self._reader.error:  # of which other ranks know
+                self._tables.exchange.refuse_batch(error)
+            raise
+
+    def _awaited(self) -> tuple[Any, ...]:
         clock, lock = self._clock, self.changes.lock
         before = clock.enter(PLAN)
         with lock:

@@ -11,6 +11,7 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import HotbedError
+from hotbed.ids import IdCounts
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
 from hotbed.parallel.sharded import ShardedTables
@@ -156,16 +157,42 @@ def too_many_rows_on_one():
     tables = ShardedTables({"a": Table(1000, 4)}, optim.SGD(lr=0.1), cache=0.05)
     whose = 2 * torch.arange(400)[:, None]
     shares = [tables.groups[0].shard.owner_of_any(whose[:, 0], None) == owner for owner in range(2)]
-    said = error_of(tables, whose[shares[1]])  # all of them are rank 1's
+    said = [error_of(tables, whose[shares[1]])]  # all of them are rank 1's
     tables(batches(rank)[0][:, :1]).sum().backward()
-    return said, tables.num_updates
+    said.append(error_of(list, map(tables, hotbed.prefetch([whose[shares[1]]], tables))))
+    tables(batches(rank)[1][:, :1]).sum().backward()
+    return said, tables.num_updates, dynamic_ids_too(rank), wrong_shape_on_one()
 
 
-def test_too_many_rows_on_one_rank_stop_all_at_once():
-    (first, *one), (second, *other) = run_ranks(too_many_rows_on_one, 2)
-    assert second.startswith("BudgetError: ")
-    assert first == f"RankError: this rank stops because of another. rank 1: {second}"
-    assert one == other == [1]
+def wrong_shape_on_one():
+    """While gradients are accumulated."""
+    import torch.distributed as dist
+
+    tables = make().accumulate()
+    return error_of(tables, batches(0)[0][:, : 2 - dist.get_rank()])
+
+
+def dynamic_ids_too(rank):
+    """No rank learns of the ids of a batch that one cannot take: what the error says, the counts, and the ids with a row."""
+    tables = ShardedTables({"a": Table(None, 4, admit=hotbed.Admit(after=2))}, hbm="6KiB", memory="8MiB")
+    ids = torch.arange(3000)
+    owners = tables.groups[0].keyspace.owners_of("a", ids)
+    few, many = ids[owners == 0][:20], ids[owners == 1][:1000]
+    said = error_of(tables, torch.cat([few, many])[:, None])
+    counts = tables.id_counts()["a"]
+    tables(few[:, None] if rank == 0 else few[:0, None]).sum().backward()
+    return said, counts, tables.ids("a").tolist()
+
+
+def test_too_many_rows_on_one_rank_stop_all_at_once_and_no_rank_counts_ids_of_that_batch():
+    results = run_ranks(too_many_rows_on_one, 2)
+    errors = [[*said, of_ids, of_shape] for said, _, (of_ids, _, _), of_shape in results]
+    for first, second in zip(*errors):
+        assert first == f"RankError: this rank stops because of another. rank 1: {second}"
+    assert [said.partition(": ")[0] for said in errors[1]] == ["BudgetError"] * 3 + ["ShapeError"]
+    for _, num_updates, (_, counts, ids), _ in results:
+        assert num_updates == 2
+        assert (counts, ids) == (IdCounts(0, 0, 0, 0), [])
 
 
 def unsharded():

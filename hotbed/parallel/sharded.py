@@ -95,12 +95,12 @@ class ShardedTables(EmbeddingTables):
         order = RankOrder(mesh)
         try:
             _check_settings(gradients, traffic, pooled, replicas)
-            check_mode(mode, optimizer)
             _check_once(once_per_node, mode, pooled)
             _check_once_by_row(once_per_node, tables, placement)
             share = replica_share(mode, replicas, mesh.size)
             shard = Shard(mesh.rank, mesh.size)
             super().__init__(tables, optimizer, shard=shard, replicas=share, placement=placement, **options)
+            check_mode(mode, self.groups)
         except BaseException as error:
             order.refuse(error)
             raise

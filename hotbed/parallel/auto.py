@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor
 from hotbed.errors import ConfigError
 from hotbed.host.memory import in_words
 from hotbed.ops.lookups import Lookups
-from hotbed.optim import RowOptimizer
 from hotbed.parallel.collect import gather_numbers
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicaRoom, ReplicatedFront
@@ -216,15 +215,25 @@ class AutoFront:
             _LOG.info("%s", choice)
 
 
-def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
-    """Refuse an unknown mode, and replicas of rows that decay at every step."""
+def check_mode(mode: str, groups: Iterable[TableGroup]) -> None:
+    """Refuse an unknown mode, and replicas of rows that change other than by the updates of batches."""
     if mode not in get_args(Mode):
         raise ConfigError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
-    if mode in _COPIES and optimizer is not None and optimizer.decay_scope == "table":
+    wrong = [f"{why} (tables {', '.join(group.members)})" for group in groups if (why := _why_no_copies(group))]
+    if mode in _COPIES and wrong:
         raise ConfigError(
-            f"mode={mode!r} keeps copies of the rows that batches use, but decay_scope='table' changes all rows at every "
-            "step; use decay_scope='touched', or mode='sharded'"
+            f"mode={mode!r} keeps copies of the rows that batches use, but {'; '.join(wrong)}; leave that out, or use "
+            "mode='sharded'"
         )
+
+
+def _why_no_copies(group: TableGroup) -> str:
+    """Why copies of rows would not stay what their owner has; empty where they do."""
+    if group.optimizer.decay_scope == "table":
+        return "decay_scope='table' changes all rows at every step"
+    if any(rows.rounds_below for rows in group.caches):
+        return "store_precision='int8' rounds rows when they leave the cache of their owner"
+    return ""
 
 
 def _refuse_all_reduce(sharded: ShardFront, group: TableGroup) -> None:
@@ -257,8 +266,8 @@ def choose_front(
         return ReplicatedFront(sharded, mesh, group, room, everywhere=mode == "all-reduce")
     if mode == "sharded":
         return sharded
-    if group.optimizer.decay_scope == "table":
+    if why := _why_no_copies(group):
         if mesh.rank == 0:
-            _LOG.info("tables of dim %d are sharded: decay_scope='table' changes all rows", group.layout.dim)
+            _LOG.info("tables of dim %d are sharded: %s", group.layout.dim, why)
         return sharded
     return AutoFront(sharded, mesh, group, room)

@@ -7,7 +7,7 @@ which request rows from their owners.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ from hotbed.ops.lookups import Bags, Lookups, Span
 from hotbed.parallel.auto import AutoFront, Mode, choose_front
 from hotbed.parallel.collect import gather_numbers
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.order import RowUpdate
 from hotbed.parallel.replicated import ReplicaRoom, ReplicatedFront
 from hotbed.parallel.requests import PooledBags, WantedRows
 from hotbed.parallel.routes import (
@@ -26,6 +27,7 @@ from hotbed.parallel.routes import (
     end_routes,
     make_routes,
     refuse_routes,
+    requests_of,
     route_of,
     tables_in_parts,
     wanted_of,
@@ -102,6 +104,21 @@ class RankExchange:
         if not self._is_reported:
             self._is_reported = True
             self._ranks.order.refuse(error)
+
+    def agree(self, fronts: Sequence[Front], lookups: Lookups, factor: float, number: int) -> None:
+        """A RankError on all ranks unless all update these groups, in the same step and at the same rate."""
+        groups = [] if len(fronts) == len(self.fronts) else sorted(self.fronts.index(front) for front in fronts)
+        call = route_of(requests_of(lookups)).call
+        self._ranks.order.meet("is in a backward pass and updates rows", call, groups, update=RowUpdate(number, factor))
+
+    def refuse(self, error: BaseException) -> None:
+        """Report to the other ranks that this one does not do what comes next."""
+        self._ranks.order.refuse(error)
+
+    def refuse_batch(self, error: BaseException) -> None:
+        """Other ranks call the tables with their part of the batch, and learn of it there."""
+        self._num_calls += 1
+        self._ranks.order.refuse(error)
 
     def rows_replaced(self) -> None:
         """Replicas are no longer valid; called on all ranks."""

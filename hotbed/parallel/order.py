@@ -8,6 +8,8 @@ wait for a rank that announces nothing.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -36,17 +38,43 @@ _RULE = (
     "loss is not finite, say) runs it with a loss of 0 * vectors.sum(); one without samples calls the tables with an empty "
     "batch; an evaluation is one of all ranks"
 )
+_ALIKE = "All ranks set lr_factor (set_lr, rates) alike, and load checkpoints of the same step"
+_BITS = 62  # of a whole number on the wire
+
+
+class RowUpdate(NamedTuple):
+    """What rows of all ranks must have in common to be those of one process."""
+
+    number: int  # of the updates before it
+    lr_factor: float
+
+    def __str__(self) -> str:
+        return f"makes update {self.number + 1} with lr_factor={self.lr_factor:g}"
 
 
 class RankAction(NamedTuple):
-    """The next operation of a rank."""
+    """The next operation of a rank, in whole numbers."""
 
     what: int
     call: int  # of the tables, counted from 1
-    group: int  # of tables
+    groups: int  # of tables, one bit for each; 0: all
+    number: int  # of an update
+    rate: int  # the bits of its factor
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Which operation it is."""
+        return self[:3]
+
+    @property
+    def update(self) -> RowUpdate:
+        """Of an action that updates rows."""
+        return RowUpdate(self.number, struct.unpack("d", struct.pack("q", self.rate))[0])
 
     def __str__(self) -> str:
-        where = [f"call {self.call}"] * (self.call > 0) + [f"group {self.group}"] * (self.group > 0)
+        groups = [str(number) for number in range(_BITS) if self.groups >> number & 1]
+        where = [f"call {self.call}"] * (self.call > 0)
+        where += [f"group{'s' * (len(groups) > 1)} {', '.join(groups)} of its tables"] * bool(groups)
         return DOES[self.what] + (f" ({', '.join(where)})" if where else "")
 
 
@@ -59,11 +87,21 @@ class RankOrder:
         if mesh.size > 1:
             self._group = dist.new_group(backend="gloo", timeout=mesh.timeout or _default_timeout())
 
-    def meet(self, what: str, call: int = 0, group: int = 0, failure: str = "") -> None:
+    def meet(
+        self,
+        what: str,
+        call: int = 0,
+        groups: Sequence[int] = (),
+        *,
+        update: RowUpdate = RowUpdate(0, 1.0),  # noqa: B008  a tuple
+        failure: str = "",
+    ) -> None:
         """Return if all ranks do the same, else raise on all of them; a collective."""
         if self._size == 1:
             return
-        act = RankAction(_NUMBER[what], call, group)
+        bits = sum(1 << number for number in {group % _BITS for group in groups})
+        rate = struct.unpack("q", struct.pack("d", update.lr_factor))[0]
+        act = RankAction(_NUMBER[what], call, bits, update.number, rate)
         mine = torch.tensor([act] * self._size, dtype=torch.int64, device="cpu")
         said = torch.empty_like(mine)
         texts = [failure] * self._size
@@ -80,8 +118,11 @@ class RankOrder:
         failed = [f"rank {rank}: {texts[rank]}" for rank, each in enumerate(acts) if DOES[each.what] == _FAILED]
         if failed and what != _FAILED:
             raise RankError(f"this rank stops because of another. {'; '.join(failed)}")
-        if not failed and len(set(acts)) > 1:
+        if not failed and len({each.place for each in acts}) > 1:
             raise RankError(f"ranks are out of step: {_by_rank(acts)}. {_RULE}")
+        if not failed and len(set(acts)) > 1:
+            updates = _by_rank([each.update for each in acts])
+            raise RankError(f"ranks would update their rows differently: {updates}. {_ALIKE}")
 
     def refuse(self, error: BaseException) -> None:
         """Instead of `meet`, on a rank that has failed: all others stop and name it."""
@@ -105,8 +146,8 @@ class RankOrder:
             )
 
 
-def _by_rank(acts: list[RankAction]) -> str:
-    ranks: dict[RankAction, list[int]] = {}
+def _by_rank(acts: Sequence[Hashable]) -> str:
+    ranks: dict[Hashable, list[int]] = {}
     for rank, act in enumerate(acts):
         ranks.setdefault(act, []).append(rank)
     return "; ".join(f"rank {', '.join(map(str, who))} {act}" for act, who in ranks.items())

@@ -234,9 +234,8 @@ class ReplicatedFront:
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] that the lookups read."""
         self._sharded.meet("is in a backward pass and reads rows again", lookups)
-        requested = self._sharded.requested_lookups(lookups, learns=False)
         with self._bringing():
-            union = self._placed(requested)
+            union = self._placed(requests_of(lookups))
         return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
@@ -252,19 +251,16 @@ class ReplicatedFront:
 
     def _update_everywhere(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Sum the gradients of the union on all ranks; update the rows that are here, and all replicas."""
-        self._sharded.meet("is in a backward pass and updates rows", lookups)
-        requested = self._sharded.requested_lookups(lookups, learns=True)
-        with self._bringing():
-            union = self._placed(requested)
+        requested = requests_of(lookups)
+        union = self._placed(requested)
         mine = self._sharded.summed(lookups._replace(slots=union.places), tables, grad, union.num_rows)
         sums = self._sharded.narrow(mine)
         self._mesh.sum_(sums)
         sums = sums.to(grad.dtype)
         own = slice(union.starts[self._mesh.rank], union.starts[self._mesh.rank + 1])
-        with self._group.changes.changing("an update of rows"):
-            self._group.update_rows(_each(requested.slots[union.standing]), sums[own], step)
-            if self.wants == "kept":
-                self._group.update_copies(self._replicas.rows, _each(union.slots[:-1]), sums, step)
+        self._group.update_rows(_each(requested.slots[union.standing]), sums[own], step)
+        if self.wants == "kept":
+            self._group.update_copies(self._replicas.rows, _each(union.slots[:-1]), sums, step)
 
     def forget(self) -> None:
         """Rows have changed other than by updates."""

@@ -28,7 +28,6 @@ from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import RankOrder
 from hotbed.parallel.routes import Route, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
-from hotbed.tables.ownership import Ownership
 
 TrafficType = Literal["fp32", "fp16", "bf16"]
 TYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -39,7 +38,6 @@ class FrontContext(NamedTuple):
 
     mesh: Mesh
     order: RankOrder
-    ownership: Ownership
 
 
 class ShardFront:
@@ -58,8 +56,11 @@ class ShardFront:
             self.shared = SharedRows(ranks.mesh, group)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """Rows are in the slots of their owners when they are requested: see `requested_lookups`."""
-        return lookups if lookups.renew is None else lookups.renew()
+        """The lookups with the rows that other ranks request of this one in their slots; they may have moved since."""
+        requested = requests_of(lookups)
+        if requested.ticket is None or not requested.ticket.holds(learns):
+            requested = self._group.ensure(requested, learns, claim)
+        return lookups._replace(requested=requested)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -68,8 +69,7 @@ class ShardFront:
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The vectors [L, D] that the lookups read: rows, or sums of parts of bags; requests them again."""
         self.meet("is in a backward pass and reads rows again", lookups)
-        here = lookups._replace(requested=self.requested_lookups(lookups, learns=False))
-        return rows_of(self._vectors(here), lookups, self.layout.dim)
+        return rows_of(self._vectors(lookups), lookups, self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Send the sums of the gradients to the owners, and update the rows that are here."""
@@ -83,12 +83,11 @@ class ShardFront:
         step: UpdateStep,
         also: Callable[[Lookups], None] = lambda _: None,
     ) -> None:
-        """As `update`; `also` is part of the same change, and gets the lookups of other ranks, with rows in place."""
-        route = route_of(requests_of(lookups))
+        """As `update`; `also` gets the lookups of other ranks."""
+        requested = requests_of(lookups)
+        route = route_of(requested)
         sums = self.summed(lookups, tables, grad, route.num_vectors)
-        self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
-        requested = self.requested_lookups(lookups, learns=True)
         summed = SpanGradients(requested, received, torch.empty(0, dtype=torch.float32, device="cpu"))
         if route.times is not None:
             summed = summed._replace(times=route.times.to(torch.int64))
@@ -96,20 +95,12 @@ class ShardFront:
                 summed = self.shared.together(requested, received)
             if self._group.optimizer.scale_by_count:
                 summed = average_by_row(summed)
-        with self._group.changes.changing("an update of rows"):
-            self._group.update_rows(summed.lookups, summed.grad, step)
-            also(requested)
+        self._group.update_rows(summed.lookups, summed.grad, step)
+        also(requested)
 
     def meet(self, what: str, lookups: Lookups) -> None:
         """Check that the other ranks do the same with their part of the batch."""
-        self._ranks.order.meet(what, route_of(requests_of(lookups)).call, self._number)
-
-    def requested_lookups(self, lookups: Lookups, learns: bool) -> Lookups:
-        """The lookups of other ranks; rows may have moved since the lookups were made."""
-        requested = requests_of(lookups)
-        if requested.ticket is not None and requested.ticket.holds(learns):
-            return requested
-        return self._group.ensure(requested, learns, self._ranks.ownership.claim)
+        self._ranks.order.meet(what, route_of(requests_of(lookups)).call, [self._number])
 
     def narrow(self, rows: Tensor) -> Tensor:
         """Rows or gradients as sent."""

@@ -95,12 +95,12 @@ class ShardedTables(EmbeddingTables):
         order = RankOrder(mesh)
         try:
             _check_settings(gradients, traffic, pooled, replicas)
-            check_mode(mode, optimizer)
             _check_once(once_per_node, mode, pooled)
             _check_once_by_row(once_per_node, tables, placement)
             share = replica_share(mode, replicas, mesh.size)
             shard = Shard(mesh.rank, mesh.size)
             super().__init__(tables, optimizer, shard=shard, replicas=share, placement=placement, **options)
+            check_mode(mode, self.groups)
         except BaseException as error:
             order.refuse(error)
             raise
@@ -112,7 +112,7 @@ class ShardedTables(EmbeddingTables):
             self.is_shared = False
             return
         self.stop_recording()  # recordings are for one rank
-        self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
+        self.ranks = RankExchange(self, FrontContext(mesh, order), sharing)
         self.exchange = self.ranks
 
     def tiers(self) -> Tiers | None:

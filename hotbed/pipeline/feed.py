@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
+from hotbed.errors import HotbedError
 from hotbed.host.devices import check_current
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import mark
@@ -107,6 +108,14 @@ class Feed:
 
     def next(self) -> tuple[Any, ...]:
         """(the next batch,), or () at the end."""
+        try:
+            return self._awaited()
+        except HotbedError as error:
+            if error is not self._reader.error:  # of which other ranks know
+                self._tables.exchange.refuse_batch(error)
+            raise
+
+    def _awaited(self) -> tuple[Any, ...]:
         clock, lock = self._clock, self.changes.lock
         before = clock.enter(PLAN)
         with lock:
@@ -174,12 +183,12 @@ class Feed:
             raise failure
 
     def _carry_out(self) -> Exception | None:
-        """What was decided, at the end; what broke the tables meanwhile, after which threads and their memory go all the same."""
+        """Do what was decided, at the end. What broke the tables meanwhile: threads and their memory go all the same."""
         if self._tables.ownership.feed is self and not self.changes.is_broken:
             try:
                 self.pause(drop=True)
             except Exception as error:
-                if not self.changes.is_broken:
+                if self.changes.broken is None:
                     raise
                 return error
         return None

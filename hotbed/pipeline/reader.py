@@ -80,7 +80,7 @@ class Reader:
         self._leftover = Leftover(deque(), None, False)  # of the reader before this one
         self._in_hand: list[Any] = []  # taken from the loader and not found yet
         self._launched = self._stopped = self._finished = self._raised = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # of the loader, or of what ranks settle
         self._arrived, self._room = _new_signal(), _new_signal()
         self._guard = DrawGuard(self._ask)
         self._seed: int | None = None  # of torch's generator, when a read began that was not wanted yet
@@ -105,9 +105,9 @@ class Reader:
             self.ended = is_finished or (not wanted and self._is_held)
             if self.ended:
                 self._warn()
-                if wanted and self._error is not None:
+                if wanted and self.error is not None:
                     self._raised = True
-                    raise self._error
+                    raise self.error
                 return None
             if wanted:
                 self._wanted = self._taken + 1
@@ -154,9 +154,7 @@ class Reader:
         if self._launched and self._finished and is_stream(self._loader):
             batches = [*untrained, *(found.batch for found in self._found)]
             batches = [batch.batch if isinstance(batch, RoutedBatch) else batch for batch in batches]
-            error = (
-                None if self._raised else self._leftover.error if self._shared or self._error is None else self._error
-            )
+            error = None if self._raised else self._leftover.error if self._shared or self.error is None else self.error
             leftover = Leftover(deque([*batches, *self._in_hand, *self._leftover.batches]), error, self._drew)
             name = keep_leftover(self._loader, leftover)
             self._loader = None
@@ -185,7 +183,7 @@ class Reader:
     # What follows runs in the thread.
 
     def _end(self, error: BaseException | None) -> None:
-        self._error = error
+        self.error = error
         self._settle = self._read_ids = None  # of a feed, which keeps this reader
         self._finished = True
         _signal(self._arrived)

@@ -6,7 +6,7 @@ the row optimizer runs at once, and no gradient of the rows goes any further.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,7 +46,17 @@ class Front(Protocol):
         """The weights [L, D] they read."""
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
-        """One step of the row optimizer."""
+        """One step of the row optimizer: part of a change."""
+
+
+class Partners(Protocol):
+    """Other processes that update their rows in the same step."""
+
+    def agree(self, fronts: Sequence[Front], lookups: Lookups, factor: float, number: int) -> None:
+        """All update these groups now, with the same factor on the rate and the same number, or none does."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Instead of what all do next: this process has failed, and nothing has changed in any of them."""
 
 
 class UpdatableTables(Protocol):
@@ -58,6 +68,10 @@ class UpdatableTables(Protocol):
     changes: Changes
     independent: bool
     scratch: Scratch
+
+    @property
+    def exchange(self) -> Partners:
+        """Who takes part in every step."""
 
     @property
     def device(self) -> torch.device:
@@ -116,18 +130,10 @@ class Step:
     def update(self, call: Call, grad: Tensor) -> None:
         """Of one group: now, or with the others when all gradients are there, so that a backward that fails updates none."""
         tables = self.tables
-        if tables.is_shared:  # ranks exchange gradients group by group
-            if len(tables.fronts) > 1 and not tables.changes.half_stepped:
-                tables.changes.half_stepped = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            call.group.update(call.lookups, call.tables, grad, self)
-            return
-        if not tables.independent:
+        if not (tables.independent or tables.is_shared):
             _refuse_ranks()
         if len(tables.fronts) == 1:
-            call.lookups = tables.placed(call.group, call.lookups, call.learns)
-            with tables.changes.changing("an update of rows"):
-                call.group.update(call.lookups, call.tables, grad, self)
+            self._move([(call, grad)])
             return
         number = current_pass()
         calls = self._calls.setdefault(number, [])  # an earlier pass that failed left its own, which are never updated
@@ -135,23 +141,31 @@ class Step:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._update_all(self._calls.pop(number)))
         calls.append((call, grad))
 
-    def _end(self) -> None:
-        """All groups of shared tables are updated."""
-        self.tables.changes.half_stepped = False
-
     def _update_all(self, calls: list[tuple[Call, Tensor]]) -> None:
         tables = self.tables
         if self._overflowed:
             return
         with tables.changes.lock:
             before = tables.clock.enter(UPDATE)
-            for _ in range(2):  # bringing in the rows of one group may move those of the others, but once
+            self._move(calls)
+            tables.clock.enter(before)
+
+    def _move(self, calls: list[tuple[Call, Tensor]]) -> None:
+        """Update the rows of these groups: all of them, on all ranks, or none."""
+        tables = self.tables
+        try:
+            for _ in calls[:2]:  # bringing in the rows of one group may move those of the others, but once
                 for call, _ in calls:
                     call.lookups = tables.placed(call.group, call.lookups, call.learns)
-            with tables.changes.changing("an update of rows"):
-                for call, grad in calls:
-                    call.group.update(call.lookups, call.tables, grad, self)
-            tables.clock.enter(before)
+            tables.changes.check()
+        except BaseException as error:
+            tables.exchange.refuse(error)
+            raise
+        with tables.changes.changing("an update of rows"):
+            due = self._taken or (tables.lr_factor, tables.num_updates)
+            tables.exchange.agree([call.group for call, _ in calls], calls[0][0].lookups, *due)
+            for call, grad in calls:
+                call.group.update(call.lookups, call.tables, grad, self)
 
 
 def _refuse_ranks() -> None:

@@ -50,6 +50,15 @@ class Exchange(Protocol):
     def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The lookups of the call itself, once the rows that are wanted here are in place."""
 
+    def agree(self, fronts: Sequence[Front], lookups: Lookups, factor: float, number: int) -> None:
+        """See Partners: the first part of a change, which a RankError refuses."""
+
+    def refuse(self, error: BaseException) -> None:
+        """See Partners."""
+
+    def refuse_batch(self, error: BaseException) -> None:
+        """Instead of a call with the next batch of a feed, which has failed here."""
+
     def rows_replaced(self) -> None:
         """Rows have changed by other means than updates."""
 
@@ -78,6 +87,15 @@ class LocalExchange:
     def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The very lookups."""
         return placed
+
+    def agree(self, fronts: Sequence[Front], lookups: Lookups, factor: float, number: int) -> None:
+        """There is nobody to ask."""
+
+    def refuse(self, error: BaseException) -> None:
+        """There is nobody to tell."""
+
+    def refuse_batch(self, error: BaseException) -> None:
+        """There is nobody to tell."""
 
     def rows_replaced(self) -> None:
         """Nobody else has a copy."""

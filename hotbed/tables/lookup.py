@@ -138,10 +138,11 @@ class BatchLookup:
             again = [group.keyspace.asks_again() for group in groups]
             tables.ownership.claim(drop=learns or any(again))
             lookups = _learned(tables, given, exchange.settle(given, planned), learns)
-        if learns and self._translates:
+        calls = exchange.calls(lookups, planned)
+        if learns and self._translates:  # last: a batch that another rank refuses is taken back before the next one
             for group in groups:
                 group.keyspace.count()
-        return exchange.calls(lookups, planned)
+        return calls
 
     def _check_ids(self) -> None:
         """Raise for a bad id of the batch before; its rows were not updated."""

@@ -348,10 +348,9 @@ class EmbeddingTables(nn.Module):
 
     def _accumulated(self, ids: Ids, bags: Bags) -> Vectors:
         assert self.accumulation is not None
-        given = read_inputs(self.features, ids, bags, self.device)
         with torch.no_grad():
-            out = self._looked_up(ids, bags)
-        return self.accumulation.collect(given, out)
+            out = self._looked_up(ids, bags)  # first: it tells other ranks of inputs that do not fit
+        return self.accumulation.collect(read_inputs(self.features, ids, bags, self.device), out)
 
     @property
     def fronts(self) -> list[Front]:

@@ -27,10 +27,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, RankError, ShapeError
 from hotbed.host import interrupts
 
-REFUSALS = (BudgetError, ConfigError, IdError, ShapeError)
+REFUSALS = (BudgetError, ConfigError, IdError, RankError, ShapeError)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -46,7 +46,6 @@ class Changes:
             str, bool
         ] = {}  # tables whose rows are being replaced -> whether optimizer state is, too
         self._loads = False  # this thread is the one that replaces them
-        self.half_stepped = False  # a backward pass has updated some groups of shared tables, and not all
 
     def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
         return Changes, ()  # a copy of tables has its own
@@ -58,12 +57,7 @@ class Changes:
     @property
     def is_broken(self) -> bool:
         """Whether a change was not finished."""
-        return self.broken is not None or self.open is not None or self._is_half_stepped
-
-    @property
-    def _is_half_stepped(self) -> bool:
-        """Whether a backward pass of shared tables is over that updated some groups and not all."""
-        return self.half_stepped and torch._C._current_graph_task_id() == -1
+        return self.broken is not None or self.open is not None
 
     @property
     def is_inside(self) -> bool:
@@ -107,7 +101,7 @@ class Changes:
 
     def check(self) -> None:
         """Raise if a change was not finished, or a load."""
-        if self.open is not None or self.broken is not None or self.half_stepped or self.half_loaded:
+        if self.open is not None or self.broken is not None or self.half_loaded:
             self._refuse()
 
     def _refuse(self) -> None:
@@ -119,7 +113,7 @@ class Changes:
                 "Load again."
             ) from self.broken
         if self.is_broken:
-            what = self.open or ("a backward pass over several groups" if self.half_stepped else "moving them")
+            what = self.open or "moving them"
             why = f" ({type(self.broken).__name__}: {self.broken})" if self.broken is not None else ""
             raise HotbedError(
                 f"these tables lost rows when {what} was broken off{why}; create them again and load their last checkpoint"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.dataset import Dataset, hot_rows, num_warm
+from hotbed.data.dataset import Dataset, hot_rows, hottest, num_warm
 from hotbed.data.loader.loader import ALL, Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, ExitCode
@@ -245,9 +245,12 @@ def _hot_rows(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> tup
     if not warm:
         return None
     shard = rows.groups[0].shard
-    keys, uses = map(torch.from_numpy, hot_rows(dataset, warm * shard.world))
-    mine = (shard.owner_of(keys) == shard.rank).nonzero().squeeze(1)[:warm]
-    return shard.local_of(keys[mine]), uses[mine]
+    found = hot_rows(dataset, warm if shard.world == 1 else sum(table.rows or 0 for table in rows.tables.values()))
+    if shard.world > 1:
+        mine = found.only((shard.owner_of(torch.from_numpy(found.keys)) == shard.rank).numpy())
+        numbers = shard.local_of(torch.from_numpy(mine.keys)).numpy()  # in another order than keys
+        found = hottest(numbers, mine.uses, warm)
+    return torch.from_numpy(found.keys), torch.from_numpy(found.uses)
 
 
 def _most_used(schema: Schema, tables: dict[str, Table]) -> int:

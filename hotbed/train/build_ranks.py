@@ -58,6 +58,11 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
             f"parallel.mode: must be sharded or auto with tables.decay_scope=table, not {config.parallel.mode!r}; replicas are "
             "of the rows that batches use, and every row decays at every step"
         )
+    if config.parallel.mode in ("replicated", "all-reduce") and config.tables.store_precision == "int8":
+        problems.append(
+            f"parallel.mode: must be sharded or auto with tables.store_precision=int8, not {config.parallel.mode!r}; rows are "
+            "rounded when they leave the cache of their owner, and replicas are not"
+        )
     if config.parallel.once_per_node and config.parallel.mode != "sharded":
         problems.append(
             f"parallel.once_per_node: must be false with parallel.mode={config.parallel.mode}; replicas cross once as they are"

@@ -9,9 +9,12 @@ import torch.distributed as dist
 from benchmarks.modes import expected_bytes
 from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
+from hotbed.parallel.auto import choose_front
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import RowTally
+from hotbed.parallel.order import RankOrder
+from hotbed.parallel.replicated import ReplicaRoom, RowTally
+from hotbed.parallel.shard_front import FrontContext, ShardFront
 from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import (
@@ -253,3 +256,24 @@ def test_settings_that_cannot_be():
         ShardedTables({"a": Table(40, 4)}, mode="mixed")
     with pytest.raises(ConfigError, match=r"decay_scope='table' changes all rows.*mode='sharded'"):
         ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, decay_scope="table"), mode="replicated")
+
+
+@pytest.mark.parametrize("mode", ["replicated", "all-reduce"])
+def test_tables_whose_copies_would_go_stale_are_refused(mode):
+    decays = {"a": Table(40, 4), "b": Table(40, 4, optimizer=optim.SGD(lr=0.1, decay_scope="table"))}
+    with pytest.raises(ConfigError, match=rf"mode='{mode}' keeps copies .*decay_scope='table'.* \(tables b\)"):
+        ShardedTables(decays, optim.SGD(lr=0.1), mode=mode)
+    own = {"a": Table(40, 4, optimizer=optim.SGD(lr=0.1))}
+    ShardedTables(own, optim.SGD(lr=0.1, decay_scope="table"), mode=mode)  # no row decays so
+    with pytest.raises(ConfigError, match=rf"mode='{mode}' keeps copies .*store_precision='int8' rounds rows when"):
+        ShardedTables({"a": Table(40, 4)}, mode=mode, cache=0.5, store_precision="int8")
+
+
+@pytest.mark.parametrize("options", [{"cache": 0.5, "store_precision": "int8"}, {}], ids=["int8", "decay"])
+def test_such_tables_are_sharded_where_the_mode_is_chosen(options):
+    optimizer = optim.SGD(lr=0.1, decay_scope="touched" if options else "table")
+    tables = ShardedTables({"a": Table(40, 4)}, optimizer, mode="auto", **options)
+    order = RankOrder(tables.mesh)
+    front = ShardFront(FrontContext(tables.mesh, order), tables.groups[0], 0, 1.0, "fp32")
+    room = ReplicaRoom(None, 40, 0, "hbm")
+    assert choose_front("auto", front, tables.mesh, tables.groups[0], room) is front

@@ -97,9 +97,10 @@ def test_an_interrupt_while_a_planner_starts_leaves_no_thread(monkeypatch):
         start(transfer, first)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(CompiledTransfer, "start", interrupted)
-        next(hotbed.prefetch(loader, tables))
+        with pytest.raises(KeyboardInterrupt):
+            next(hotbed.prefetch(loader, tables))
     assert not moving()
     (planner,) = tables.ownership.planners
     assert len(list(hotbed.prefetch(loader, tables))) == 2

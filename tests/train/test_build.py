@@ -10,22 +10,24 @@ import pytest
 import torch
 
 from hotbed import cache, pipeline
-from hotbed.data.dataset import Dataset
+from hotbed.data.dataset import Dataset, hot_rows
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import BudgetError, ConfigError, SchemaError
 from hotbed.host.devices import check_current, pick_device, use_device
 from hotbed.ops import records
+from hotbed.ops.shard import Shard
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.pipeline import feed
 from hotbed.run import config
 from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
+from hotbed.run.model_card import table_specs
 from hotbed.run.run_file import compose
 from hotbed.tables import lookup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import build, changed_settings, option_problems
+from hotbed.train.build import _hot_rows, build, changed_settings, option_problems
 from hotbed.train.build_ranks import compare, tables_of
 from hotbed.train.model_folder import check_same_ids, load_learner
 from hotbed.train.run import run
@@ -266,3 +268,21 @@ def test_one_process_has_whole_tables_and_ranks_have_shards():
     assert (sharded.func, "replicas" in sharded.keywords) == (ShardedTables, False)
     replicated = tables_of(config, World(2, 3), 0.25)
     assert (replicated.func, replicated.keywords["replicas"]) == (ShardedTables, 0.25)
+
+
+@pytest.mark.parametrize("placement", ["row", "row, user=table, ad=table", "table"])
+def test_the_cache_of_a_rank_starts_with_its_most_used_rows(dataset, placement):
+    given = configured(f"parallel.placement={placement}", "tables.warmup=0.5", "tables.cache=0.1")
+    specs, keys = table_specs(given, dataset.schema), hot_rows(dataset, 10**6)
+    for rank in range(2):
+        tables = EmbeddingTables(specs, shard=Shard(rank, 2), cache=0.1)
+        numbers, uses = _hot_rows(given, dataset, tables)
+        shard = tables.groups[0].shard
+        assert (numbers.diff() > 0).all()
+        assert numbers.shape[0] == tables.groups[0].num_slots // 2
+        mine = keys.only((shard.owner_of(torch.from_numpy(keys.keys)) == rank).numpy())
+        times = dict(zip(mine.keys, mine.uses))
+        assert [times[key] for key in shard.keys_of(numbers).tolist()] == uses.tolist()
+        assert uses.sort(descending=True).values.tolist() == sorted(mine.uses, reverse=True)[: len(uses)]
+        tables.warm(numbers, uses)
+        tables.groups[0].cache.check_integrity()

@@ -103,7 +103,7 @@ class CachedRows:
         self.changes = Changes()
         self._members, self._shard = members, shard
         self._policy = make_policy(policy)
-        self._bounded = room.bounded
+        self._bounded, self.rounds_below = room.bounded, room.place.int8
         self._part, self._staged_rows, self._staging_part = room.cache_part, room.staged_rows, room.staging_part
         self.cache = self._new_cache(device)
         self._staging = Staging(self.layout.width, device, room.staged_rows)

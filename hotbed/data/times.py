@@ -140,8 +140,9 @@ def _strptime(text: str, format: str) -> int:
 
 def _formats_in_utc(format: str) -> list[str]:
     """%Z is UTC or GMT. Python also knows the names of the zone of the machine there, and drops its offset."""
-    zones = ("UTC", "GMT") if "%Z" in format.replace("%%", "") else ("",)
-    return [re.sub("%(.)", lambda found, zone=zone: zone if found[1] == "Z" else found[0], format) for zone in zones]
+    if "%Z" not in format.replace("%%", ""):
+        return [format]
+    return ["%%".join(part.replace("%Z", zone) for part in format.split("%%")) for zone in ("UTC", "GMT")]
 
 
 def _check_format(format: str, text: str) -> None:

@@ -267,8 +267,9 @@ def _moment(value: Any, unit: str) -> datetime:
 
 def _strptime(text: str, form: str) -> datetime:
     """%Z is UTC or GMT: of the zone of the machine, Python would take the name and drop the offset."""
-    zones = ("UTC", "GMT") if "%Z" in form.replace("%%", "") else ("",)
-    forms = [re.sub("%(.)", lambda found, zone=zone: zone if found[1] == "Z" else found[0], form) for zone in zones]
+    if "%Z" not in form.replace("%%", ""):
+        return datetime.strptime(text, form)
+    forms = ["%%".join(part.replace("%Z", zone) for part in form.split("%%")) for zone in ("UTC", "GMT")]
     for one in forms[:-1]:
         try:
             return datetime.strptime(text, one)

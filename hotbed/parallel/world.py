@@ -146,8 +146,10 @@ class Heartbeat:
         return self._stage
 
     def end(self) -> None:
-        """No more beats."""
+        """No more beats. Waits for one in progress: Python aborts the process if it ends while a thread is inside the store."""
         self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(GRACE)
 
     def fail(self, text: str) -> Failure:
         """Report an error to all ranks; returns the first error of the run."""

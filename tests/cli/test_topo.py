@@ -56,7 +56,12 @@ def test_ranks_of_two_nodes_measure_their_links(tmp_path, more):
         )
         for node in range(2)
     ]
-    ended = [one.communicate(timeout=180) for one in nodes]
+    try:
+        ended = [one.communicate(timeout=180) for one in nodes]
+    finally:
+        for one in nodes:
+            one.kill()  # does nothing if it has ended
+            one.communicate()
     if more:
         assert all(one.returncode for one in nodes)
         assert "torchrun has said how many ranks there are" in "".join(text for _, text in ended)

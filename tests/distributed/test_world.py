@@ -1,6 +1,8 @@
 """What ranks say of each other: signs of life, and who is behind."""
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,7 +16,6 @@ def pulse():
     found = Heartbeat(dist.HashStore(), 0, 4, timeout=1000.0)
     yield found
     found.end()
-    found._thread.join()
 
 
 def test_ranks_that_are_silent_stand_still_or_are_behind_are_named(pulse):
@@ -55,7 +56,6 @@ def test_a_rank_that_is_behind_says_where_it_is(monkeypatch):
     pulses = [Heartbeat(store, rank, 2, timeout=2.0) for rank in range(2)]
     for one in pulses:  # the clock below takes the place of their threads
         one.end()
-        one._thread.join()
     monkeypatch.setattr("hotbed.parallel.world.time", StoodClock(pulses))
     for _ in range(2):
         pulses[0].enter("an epoch", alone=True)
@@ -69,7 +69,6 @@ def test_the_first_error_of_all_ranks_is_everyones():
     pulses = [Heartbeat(store, rank, 2, timeout=1000.0) for rank in range(2)]
     for one in pulses:
         one.end()
-        one._thread.join()
     assert pulses[0].failure() is None
     assert pulses[1].fail("first") == (1, "first")
     assert pulses[0].fail("second") == (1, "first")
@@ -78,10 +77,41 @@ def test_the_first_error_of_all_ranks_is_everyones():
 
 def test_an_error_is_waited_for_and_no_longer_than_that(pulse, monkeypatch):
     pulse.end()
-    pulse._thread.join()
     clock = StoodClock([])
     monkeypatch.setattr("hotbed.parallel.world.time", clock)
     assert pulse.failure(wait=1.0) is None
     assert clock.now == pytest.approx(1001.0, abs=0.1)
     monkeypatch.setattr(clock, "sleep", lambda seconds: pulse.fail("late"))
     assert pulse.failure(wait=1.0) == (0, "late")
+
+
+_ENDS_WHILE_IT_BEATS = """
+import time
+from datetime import timedelta
+from torch.distributed import TCPStore
+from hotbed.parallel.world import Heartbeat
+
+class Busy:
+    def __init__(self, store):
+        self._store = store
+
+    def check(self, keys):
+        return self._store.check(keys)
+
+    def set(self, key, value):
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            self._store.set(key, value)
+
+pulse = Heartbeat(Busy(TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))), 0, 1, 1.0)
+time.sleep(0.3)
+pulse.end()
+"""
+
+
+def test_a_rank_may_end_in_the_middle_of_a_beat():
+    """A thread inside the store when Python ends aborts the process; its node then fails, and others wait for it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_WHILE_IT_BEATS], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -94,6 +94,15 @@ hypothesis.settings.register_profile("hotbed", deadline=None, print_blob=True, d
 hypothesis.settings.load_profile("hotbed")
 
 
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """A test that turns them off for good fails itself, instead of all that follow in its process."""
+    yield
+    was_on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert was_on, "gradients are off after this test"
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """For tests of what is done by several."""

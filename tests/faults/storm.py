@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from tests.faults.test_walk import KINDS, WAYS, batches_of, tables_of, unrounded
 from tests.faults.walk import after, close, states_after
@@ -41,6 +42,7 @@ def interrupt(work: Any, delay: float, politely: bool) -> None:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    torch.set_grad_enabled(True)  # an interrupt at the end of the loop's own torch.no_grad() leaves gradients off
 
 
 def storm(count: int, seed: int = 0, report: Any = None) -> Counter[str]:

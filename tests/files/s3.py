@@ -171,8 +171,10 @@ def secrets_in(folder: Path) -> list[str]:
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    from hotbed.files import uri
     from hotbed.files.store import store_of
 
+    monkeypatch.setattr(uri, "_options", {})  # those that URIs of other tests have named for this bucket
     for name in [one for one in os.environ if one.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from hotbed.host.memory import in_words
 from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
+    from hotbed.forecast.choose import Choice, Shares
     from hotbed.forecast.curves import Curves
     from hotbed.forecast.forecast import Forecast
     from hotbed.forecast.request import ForecastRequest
     from hotbed.forecast.what_if import Advice
 
+_TABLES = 8  # that are listed
 _CALIBRATE = ("auto", "again", "no")
 
 
@@ -44,6 +47,14 @@ def plan_command(
         [],
         "--what-if",
         help="NAME=VALUE,VALUE; NAME is hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or ranks.",
+    ),
+    choose: bool = typer.Option(
+        False,
+        "--choose",
+        help="Choose precision, cache, and with --ranks placement and k, from the budgets; what is given is kept.",
+    ),
+    links: Path | None = typer.Option(
+        None, metavar="FILE", help="The links between ranks, as `torchrun ... -m hotbed topo --json` printed them."
     ),
     calibrate: str = typer.Option(
         "auto",
@@ -71,6 +82,8 @@ def plan_command(
     hotbed plan mydata --hbm 1GiB --memory 2GiB --ssd rows:8GiB --model dlrm --dim 64
 
     hotbed plan mydata --batch-size 64 --cache 90% --what-if cache=50%,100% --html plan.html
+
+    hotbed plan criteo-like --hbm 16MiB --ranks 4 --choose
     """
     from hotbed.errors import ConfigError, ExitCode
 
@@ -82,22 +95,30 @@ def plan_command(
         optimizer=optimizer, policy=policy, device=device,
     )  # fmt: skip
     dataset = open_dataset(data)
-    config = suited_config(read_config(None, given, sets), given_settings(None, given, sets), dataset, lambda _: None)
+    names = given_settings(None, given, sets)
+    config = suited_config(read_config(None, given, sets), names, dataset, lambda _: None)
     with err().status("simulating and measuring"):
         from hotbed.forecast.forecast import make_forecast
+        from hotbed.forecast.links import ASSUMED, read_links
         from hotbed.forecast.request import ForecastRequest
         from hotbed.forecast.what_if import advise, parse_variation, vary
 
-        request = ForecastRequest(config, dataset, ranks or 1, calibrate)
+        request = ForecastRequest(
+            config, dataset, ranks or 1, calibrate, links=ASSUMED if links is None else read_links(links)
+        )
         changes = [parse_variation(text) for text in what_if]
-        forecast = make_forecast(request)
+        choice = _choose(request, names) if choose else None
+        if choice is not None:
+            request = choice.request
+        forecast = make_forecast(request) if choice is None else choice.forecast
         tables = {change.name: vary(request, change) for change in changes}
-        advice = advise(request, forecast)
+        advice = advise(request, forecast) if choice is None else choice.cache
         curves = _curves(request, html is not None) if curve or html is not None else None
     if html is not None:
         _write_page(html, request, forecast, curves)
     if as_json:
         figures = {**forecast.figures(), "recommendation": None if advice is None else advice._asdict()}
+        figures["choice"] = None if choice is None else choice.figures()
         figures["what_if"] = {name: {value: one.figures() for value, one in found} for name, found in tables.items()}
         print_json({**figures, **({} if curves is None else curves.figures())})
     else:
@@ -111,6 +132,8 @@ def plan_command(
             out().print(curve_text(curves))
         if advice is not None:
             out().print(advice_text(advice))
+        if choice is not None:
+            out().print(choice_text(choice))
     if forecast.problems:
         for problem in forecast.problems:
             err().print(f"does not fit, because {problem}")
@@ -123,6 +146,12 @@ def _curves(request: ForecastRequest, tables: bool) -> Curves:
 
     given = request.config.tables
     return curves_of(request.given, request.replay, [given.policy], request.ahead, tables=tables, warmup=given.warmup)
+
+
+def _choose(request: ForecastRequest, given: Collection[str]) -> Choice:
+    from hotbed.forecast.choose import choose
+
+    return choose(request, given)
 
 
 def _write_page(path: Path, request: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
@@ -244,3 +273,27 @@ def advice_text(advice: Advice) -> str:
     """The recommendation."""
     cache = f"{advice.option}: {advice.why}"
     return f"recommended: no cache: {advice.whole}. With a cache: {cache}" if advice.whole else f"recommended: {cache}"
+
+
+def choice_text(choice: Choice) -> str:
+    """What was chosen and why, the division of the cache, and what to add to the command."""
+    lines = [f"chosen: {one.name}={one.value}: {one.why}" for one in choice.settings]
+    if choice.shares is not None:
+        lines += _shares_lines(choice.shares)
+    if choice.forecast.problems:
+        lines.append("chosen: nothing, since no precision fits these budgets")
+    else:
+        lines.append(f"add to the command: {choice.options or 'nothing'}")
+    return "\n".join(lines)
+
+
+def _shares_lines(shares: Shares) -> list[str]:
+    better = "one cache for all tables" if shares.together <= shares.apart else "a cache for every table"
+    lines = [
+        f"cache by table: {better}. One for all misses {100 * shares.together:.2f} % of the distinct rows of a batch, the "
+        f"best division {100 * shares.apart:.2f} % (LRU)"
+    ]
+    most = sorted(shares.tables, key=lambda one: -one.slots)
+    listed = ", ".join(f"{one.name} {one.slots:,} ({100 * one.share:.3g} %)" for one in most[:_TABLES])
+    rest = f", and {len(most) - _TABLES} more (--json)" if len(most) > _TABLES else ""
+    return [*lines, f"the best division, slots and share of the rows that occur: {listed}{rest}"]

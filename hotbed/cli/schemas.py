@@ -188,6 +188,10 @@ SCHEMAS: dict[str, Schema] = {
             "speed": _is("object|null", "Seconds of a step and its parts; null without calibration."),
             "problems": _list(_TEXT, "Why it does not fit; empty if it does."),
             "recommendation": _is("object|null", "A cache that fits and misses hardly more rows."),
+            "choice": _is(
+                "object|null",
+                "With --choose: settings, each with its value and why; options to add; shares of the cache by table.",
+            ),
             "what_if": _is("object", "The same figures for every value of --what-if."),
         }
     ),

@@ -22,7 +22,7 @@ from hotbed.forecast.measure import plan_seconds, ssd_problems, ssd_speed
 from hotbed.forecast.memory import BatchShape, MemoryPart
 from hotbed.forecast.replicas import replicas_of
 from hotbed.forecast.request import ForecastRequest
-from hotbed.forecast.step_time import StepJob, StepSpeed, Wires, speed_of, wires_of
+from hotbed.forecast.step_time import StepJob, StepSpeed, WireJob, Wires, speed_of, wires_of
 from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_memory
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import in_words, parse_bytes, typed
@@ -117,10 +117,14 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     replicas = replicas_of(request, rooms)
     parts[1:1], notes, problems = replicas.parts, notes + replicas.notes, problems + replicas.problems
     problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
-    wires, once = None, config.parallel.once_per_node
-    if request.world > 1:
-        wires = wires_of(dataset, shape, request.sketch, request.world, model, once_per_node=once)
     known = None if problems else _calibration(request)
+    wires = None
+    if request.world > 1:
+        cluster = request.links.cluster(request.world)
+        weights = sum(one.numel() for one in model.parameters())
+        wired = WireJob(cluster, request.links.fabric, 0.0 if known is None else known.step, weights)
+        wires = wires_of(request.frequencies, shape, request.sketch, wired, config)
+        notes.append(f"network: {request.links.about}")
     speed = None
     if known is not None:
         job = _job(request, traffic, num_slots, shape, wires, device.type == "cuda")

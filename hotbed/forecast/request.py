@@ -10,6 +10,8 @@ from typing import Any
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
+from hotbed.forecast.links import ASSUMED, Links
+from hotbed.forecast.network import Frequencies, read_frequencies
 from hotbed.forecast.replay import LookAhead, Replay
 from hotbed.forecast.sampled import SampledEpoch, SampleOptions, draw_small_epoch
 from hotbed.forecast.trace import TraceSource, from_dataset, rows_of
@@ -34,6 +36,7 @@ class ForecastRequest:
     calibrate: str = "auto"  # auto: if there is none; again; known: never measure; no: no speed at all
     most_lookups: int = MOST_LOOKUPS
     shared: dict[Any, Any] = field(default_factory=dict)  # traces, for several settings of one dataset
+    links: Links = ASSUMED  # between ranks
 
     @cached_property
     def sketch(self) -> Sketch:
@@ -102,6 +105,14 @@ class ForecastRequest:
         if name not in self.shared:
             self.shared[name] = Replay(part_of_rank(self.given.trace, self.shard))
         found: Replay = self.shared[name]
+        return found
+
+    @property
+    def frequencies(self) -> list[Frequencies]:
+        """Of every table."""
+        if "frequencies" not in self.shared:
+            self.shared["frequencies"] = read_frequencies(self.dataset)
+        found: list[Frequencies] = self.shared["frequencies"]
         return found
 
     @property

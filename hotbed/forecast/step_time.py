@@ -10,28 +10,27 @@ and gradients travel between steps, and nothing hides them. Keys may be settled 
 k-step merge travels during the next `delay` steps. `benchmarks.cluster.model` compares the formulas with measured steps.
 
 `wires_of`: bytes that one of several ranks sends in a step, and the seconds that nothing hides. Bytes are those of network.py,
-which agree with counted ones within 2 % where samples are shuffled. Seconds assume NVLink in a node of eight and 400 Gb/s a
-rank across nodes.
+which agree with counted ones within 2 % where samples are shuffled. Speeds of wires are measured or assumed (links.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, log2
 from typing import NamedTuple
 
-from torch import nn
-
-from hotbed.data.dataset import Dataset
 from hotbed.forecast.calibrate import Calibration
 from hotbed.forecast.memory import BatchShape
-from hotbed.forecast.network import Cluster, Exchanges, Group, SentBytes, dense, read_frequencies, sharded
+from hotbed.forecast.network import Cluster, Exchanges, Frequencies, Group, SentBytes, dense, sharded, together
 from hotbed.forecast.traffic import RowTraffic
+from hotbed.run.config import RunConfig
+from hotbed.tables.sizing.placement import largest_rank
 from hotbed.train.build import Sketch
 
-_LOCAL = 8  # ranks of a node
-_NETWORK = 400  # Gb/s of a rank
 REACHED = 0.8  # of the speed on the label
 HIDDEN_SHARE = 0.5  # of the computation: what keys may take without delaying the step
+_DEVICE_MEMORY = 4e12  # bytes/s, read and written
+_MERGED = {"params": 1, "frozen_v": 2, "shared_v": 2, "moments": 3}  # tensors of the size of the dense weights
 PASSES = 6  # over rows and gradients in device memory, to pack and unpack what travels
 
 
@@ -103,8 +102,8 @@ def sharded_time(
     if cluster.size == 1:
         return StepTime(work.compute, 0.0)
     packed = PASSES * max(sent.rows.in_node, sent.rows.across)
-    exposed = _hops(cluster, fabric, sent.rows) + _hops(cluster, fabric, sent.gradients)
-    settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
+    exposed = hops_time(cluster, fabric, sent.rows) + hops_time(cluster, fabric, sent.gradients)
+    settling = hops_time(cluster, fabric, SentBytes()) + hops_time(cluster, fabric, sent.settling)
     return _step_of(cluster, fabric, work, packed, exposed, settling, dense, ahead)
 
 
@@ -115,10 +114,10 @@ def replicated_time(
     if cluster.size == 1:
         return StepTime(work.compute, 0.0)
     packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
-    gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, SentBytes())
-    exposed = _hops(cluster, fabric, sent.rows) + gradients
-    settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
-    settling += 3 * _hops(cluster, fabric, SentBytes())  # places, sizes and keys of the union
+    gradients = hops_time(cluster, fabric, sent.gradients) + hops_time(cluster, fabric, SentBytes())
+    exposed = hops_time(cluster, fabric, sent.rows) + gradients
+    settling = hops_time(cluster, fabric, SentBytes()) + hops_time(cluster, fabric, sent.settling)
+    settling += 3 * hops_time(cluster, fabric, SentBytes())  # places, sizes and keys of the union
     return _step_of(cluster, fabric, work, packed, exposed, settling, dense, ahead)
 
 
@@ -145,8 +144,8 @@ def sum_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
     return seconds
 
 
-def _hops(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
-    """One collective on each axis, one after the other."""
+def hops_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
+    """Seconds of one collective on each axis, one after the other."""
     return sum(
         wire.start + (size - 1) * wire.message + num_bytes / wire.speed
         for size, wire, num_bytes in _axes(cluster, fabric, sent)
@@ -164,24 +163,58 @@ class Wires(NamedTuple):
     in_node: float  # bytes
     across: float
     seconds: float  # that nothing hides
+    merge: float = 0.0  # of them, for the dense weights
+
+
+class WireJob(NamedTuple):
+    """The ranks of a run, and what they send besides rows."""
+
+    cluster: Cluster
+    fabric: Fabric
+    compute: float  # seconds of a step without sending; 0: unknown
+    weights: int  # dense
 
 
 def wires_of(
-    dataset: Dataset, shape: BatchShape, found: Sketch, world: int, model: nn.Module, *, once_per_node: bool = False
+    frequencies: Sequence[Frequencies], shape: BatchShape, found: Sketch, job: WireJob, config: RunConfig
 ) -> Wires:
-    """Rows sharded over ranks."""
-    local = min(world, _LOCAL)
-    cluster = Cluster(-(-world // local), local)
-    each = zip(read_frequencies(dataset), found.tables.values())
-    frequencies = [one._replace(placement=table.placement or "row") for one, table in each]
-    key_bytes = 4 if found.amounts.rows * world < 2**31 else 8
-    group = Group(frequencies, shape.width, key_bytes)
-    exchanges = sharded(cluster, [group], shape.samples, once_per_node=once_per_node)
-    weights = dense(cluster, sum(one.numel() for one in model.parameters()))
-    fabric = Fabric(NVLINK, network(_NETWORK))
-    time = sharded_time(cluster, fabric, Work(0.0, 0.0, 4e12), exchanges, DenseSum(weights))
-    total = exchanges.total
-    return Wires(total.in_node + weights.in_node, total.across + weights.across, time.exposed + time.merge)
+    """Rows sharded over ranks, and dense weights summed every k steps. All wait for the rank whose rows are requested most."""
+    cluster, given = job.cluster, config.parallel
+    names = zip(frequencies, found.tables.values())
+    placed = [one._replace(placement=table.placement or "row") for one, table in names]
+    key_bytes = 4 if found.amounts.rows * cluster.size < 2**31 else 8
+    group = Group(placed, shape.width, key_bytes, 4 if given.traffic == "fp32" else 2)
+    sent = sharded(cluster, [group], shape.samples, once_per_node=given.once_per_node)
+    rule = given.merge if given.merge != "auto" else "params" if config.dense.optimizer == "sgd" else "frozen_v"
+    k, delay = given.k_step, 0
+    whole = dense(cluster, job.weights, parts=_MERGED[rule] if k > 1 else 1)
+    at_once = SentBytes(whole.in_node / _MERGED[rule], 0.0) if given.across_only and k > 1 else SentBytes()
+    merged = whole._replace(in_node=0.0) if at_once.in_node else whole
+    if k > 1 and given.overlap:
+        delay = given.delay or k // 4
+    summed = DenseSum(merged, k, delay)
+    time = sharded_time(cluster, job.fabric, Work(job.compute, 0.0, _DEVICE_MEMORY), sent, summed)
+    exposed = time.exposed * _busiest(group, found, cluster.size, shape.samples)
+    if at_once.in_node:
+        exposed += sum_time(Cluster(1, cluster.local), job.fabric, at_once)
+    merge = max(0.0, time.merge - delay * (job.compute + exposed)) / k
+    total = together(sent.total, SentBytes(merged.in_node / k, merged.across / k), at_once)
+    return Wires(total.in_node, total.across, exposed + merge, merge)
+
+
+def _busiest(group: Group, found: Sketch, world: int, samples: float) -> float:
+    """The bytes of the rank that sends most rows, by those of the mean rank; tables on one rank make them differ."""
+    owners = largest_rank(found.tables, found.optimizer, found.precision, world)[1]
+    loads, spread = [0.0] * world, 0.0
+    for name, feature in zip(found.tables, group.features):
+        alone = group._replace(features=[feature])
+        num_bytes = alone.bytes_of(alone.demand(world, samples, "auto"))
+        if name in owners:
+            loads[owners[name]] += num_bytes
+        else:
+            spread += num_bytes / world
+    mean = spread + sum(loads) / world
+    return (spread + max(loads)) / mean if mean else 1.0
 
 
 class StepSpeed(NamedTuple):

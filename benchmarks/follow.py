@@ -153,9 +153,8 @@ def _served_step(port: int, least: int, longest: float) -> int:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
-            step = int(
-                next(line for line in text.splitlines() if line.startswith("hotbed_serve_model_step ")).split()[1]
-            )
+            line = next(line for line in text.splitlines() if line.startswith("hotbed_serve_model_step "))
+            step = int(float(line.split()[1]))
             if step >= least:
                 return step
         except (OSError, StopIteration):

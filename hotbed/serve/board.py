@@ -8,15 +8,22 @@ that died stays: its successor continues the counts, so that a sum never decreas
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
+import os
+import tempfile
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hotbed.scorer.rows import RowCounts
 
 NUM_STATUSES = 600  # of HTTP: the status is the index
 NUM_BUCKETS = 14
 UPDATES = ("same", "incremental", "full", "whole")
+_LONGEST_TURN, _TURN_SECONDS = 60.0, 0.05  # that a worker waits for others, and between two looks
 _COPIES = 1000  # a worker that was killed while it wrote leaves its sequence odd
 _int, _float = ctypes.c_int64, ctypes.c_double
 
@@ -64,6 +71,31 @@ class Board:
         self._memory = mmap.mmap(-1, workers * size + ctypes.sizeof(_Server))
         self.parts = [WorkerPart.from_buffer(self._memory, number * size) for number in range(workers)]
         self.server = _Server.from_buffer(self._memory, workers * size)
+        with tempfile.TemporaryFile() as file:
+            self._turns = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._turns)
+
+    @contextmanager
+    def turn(self, wait: Callable[[float], object]) -> Iterator[None]:
+        """One worker at a time is in it: two that update would take the cores from requests. `wait` is for so many seconds.
+
+        After _LONGEST_TURN it is entered all the same: a worker that hangs must not keep the others from newer models.
+        """
+        began, mine = time.monotonic(), False
+        while not mine and time.monotonic() - began < _LONGEST_TURN:
+            try:
+                fcntl.lockf(
+                    self._turns, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # of this process; the kernel frees it if that ends
+                mine = True
+            except BlockingIOError:
+                if wait(_TURN_SECONDS):
+                    break
+        try:
+            yield
+        finally:
+            if mine:
+                fcntl.lockf(self._turns, fcntl.LOCK_UN)
 
     @property
     def in_flight(self) -> int:

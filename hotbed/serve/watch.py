@@ -155,7 +155,10 @@ class ModelWatch:
             self._metrics.up_to_date()
             return "none"
         try:
-            way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
+            with self._board.turn(self._stop.wait):
+                if self._stop.is_set():
+                    return "none"
+                way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
         except (HotbedError, OSError, MemoryError) as error:
             return self._refuse(found, str(error))
         except Exception as error:  # an unexpected error must neither stop the updates nor be hidden

@@ -267,3 +267,30 @@ def test_a_part_that_was_left_half_written_is_read_and_written_again():
         board.parts[0].candidates += 1
     assert board.copies()[0].sequence % 2 == 0
     assert [part.candidates for part in board.copies()] == [8, 0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_workers_update_one_after_the_other():
+    """The turn of one that is killed is over."""
+    board, (said, say) = Board(2), os.pipe()
+    pid = os.fork()
+    if not pid:
+        with board.turn(time.sleep):
+            os.write(say, b".")
+            time.sleep(LONGEST)
+        os._exit(0)
+    os.read(said, 1)
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    with board.turn(wait):
+        assert len(waits) == 3
+    with board.turn(wait):  # it was free again
+        assert len(waits) == 3
+    for end in (said, say):
+        os.close(end)

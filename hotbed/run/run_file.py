@@ -13,6 +13,9 @@ from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig
 from hotbed.run.config_check import flatten, from_flat, shown, unknown
 
 
+RUN_FILES = (".yaml", ".yml", ".toml", ".json")
+
+
 def compose(
     run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
 ) -> tuple[RunConfig, list[str]]:
@@ -56,7 +59,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the run file {path}: {error}") from error
+        is_data = path.suffix not in RUN_FILES
+        hint = f". To train on a dataset: `hotbed train --data {path}`." if is_data else ""
+        raise ConfigError(f"cannot read the run file {path}: {error}{hint}") from error
     try:
         tree = _parse(path, text)
     except ValueError as error:

@@ -202,6 +202,7 @@ def test_what_show_prints_is_a_run_file(hotbed, tmp_path):
         (["--data", "."], ["is not a hotbed dataset"]),
         (["--data", "criteo-like:many"], ["criteo-like:many"]),
         (["absent.yaml"], ["cannot read the run file absent.yaml"]),
+        (["criteo-like:2000"], ["cannot read the run file criteo-like:2000", "hotbed train --data criteo-like:2000"]),
         (["--resume", "nothing"], ["nothing is not a run"]),
         (["--device", "cuda:99"], ["train.device", "finds"]),
         (["--device", "tpu"], ["train.device: must be auto, cpu, cuda or cuda:N, not 'tpu'"]),

@@ -28,20 +28,20 @@ def read(path: str) -> dict[int, list[int]]:
     return {one[0]: one[1:] for one in numbers}
 
 
+def tables_of(num_users: int, num_items: int, options: argparse.Namespace) -> dict[str, hotbed.Table]:
+    init = hotbed.Normal(0.1)
+    features = ("item", *(f"negative{n}" for n in range(options.negatives)))
+    return {
+        "user": hotbed.Table(num_users, options.dim, init=init),
+        "item": hotbed.Table(num_items, options.dim, init=init, features=features),
+    }
+
+
 class HotbedRows:
     """The vectors of users and items in hotbed's tables; rows move in backward."""
 
     def __init__(self, num_users: int, num_items: int, options: argparse.Namespace) -> None:
-        init = hotbed.Normal(0.1)
-        tables = {
-            "user": hotbed.Table(num_users, options.dim, init=init),
-            "item": hotbed.Table(
-                num_items,
-                options.dim,
-                init=init,
-                features=("item", *(f"negative{n}" for n in range(options.negatives))),
-            ),
-        }
+        tables = tables_of(num_users, num_items, options)
         optimizer = hotbed.optim.Adagrad(lr=options.lr)
         self.tables = hotbed.EmbeddingTables(tables, optimizer, cache=options.cache, seed=options.seed)
 
@@ -59,17 +59,15 @@ class HotbedRows:
 
 
 class TorchRows:
-    """The twin: nn.Embedding with sparse gradients and torch's Adagrad."""
+    """The twin: nn.Embedding with sparse gradients and torch's Adagrad, from the same first values."""
 
     def __init__(self, num_users: int, num_items: int, options: argparse.Namespace) -> None:
-        torch.manual_seed(options.seed)
+        first = hotbed.EmbeddingTables(tables_of(num_users, num_items, options), seed=options.seed)
         sides = {
-            "user": nn.Embedding(num_users, options.dim, sparse=True),
-            "item": nn.Embedding(num_items, options.dim, sparse=True),
+            side: nn.Embedding.from_pretrained(first.weight(side).clone(), freeze=False, sparse=True)
+            for side in ("user", "item")
         }
         self.sides = nn.ModuleDict(sides)
-        for side in sides.values():
-            nn.init.normal_(side.weight, std=0.1)
         self.optimizer = torch.optim.Adagrad(self.sides.parameters(), lr=options.lr)
 
     def ahead(self, batches: list[torch.Tensor]) -> Iterable[torch.Tensor]:

@@ -64,7 +64,7 @@ gpu:  ## the tests that need a CUDA device, with the python3 that has one
 	PYTHONPATH=. python3 -m pytest -m gpu
 
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-TORCHES ?= 2.11.0 2.13.0
+TORCHES ?= 2.11.0 2.15.0
 QUICK ?= tests/tables/test_module.py tests/cache/test_cache.py tests/optim tests/laws/test_same_bits.py tests/cli/test_main.py
 
 test-versions:  ## quick tests with the wheel under every Python here and several torch; downloads them into .versions

@@ -150,7 +150,7 @@ def test_the_picture_of_the_architecture_names_files_that_exist():
 
 
 def test_the_architecture_page_names_functions_that_exist():
-    """The table of the four questions: `Class.function` in [file](link)."""
+    """The table of questions: `Class.function` in [file](link)."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page.split("| question |", 1)[1].split("\n\n", 1)[0]
     named = re.findall(r"`([\w.]+)` in \[[^]]+\]\(\.\./([^)]+)\)", table)

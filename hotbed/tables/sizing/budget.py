@@ -11,6 +11,9 @@ Rows on their way between a cache and the rows below wait in buffers of their ow
 other budgets. `staging` bounds them: windows are cut so that all their rows fit, and a batch that does not is refused.
 
 Replicas of rows that other ranks own (parallel/replicated.py) have a share of the bytes of the cache, which gets the rest.
+They are of the rows of all ranks: groups share their bytes by those, whatever a rank has of them.
+
+A part that is in proportion to few rows, such as those of a group that is on other ranks, is at least what one row needs.
 """
 
 from __future__ import annotations
@@ -76,10 +79,17 @@ class Room(NamedTuple):
     staging_part: float = 1.0  # of the budget for them
 
 
-def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored: Sequence[int] = ()) -> list[Room]:
+def rooms_of(
+    budgets: Budgets,
+    groups: Sequence[Size],
+    device_type: str,
+    stored: Sequence[int] = (),
+    everywhere: Sequence[Size] = (),
+) -> list[Room]:
     """The room of every group; contradictions and budgets that do not fit are errors that say what would fit.
 
-    `stored`: bytes of a record below the device, of every group; left out: those on the device.
+    `stored`: bytes of a record below the device, of every group; left out: those on the device. `everywhere`: the groups with
+    the rows of all ranks; left out: every rank has as many as this one.
     """
     _check_int8(budgets)
     below = [(rows, one) for (rows, _), one in zip(groups, stored)] if stored else list(groups)
@@ -103,7 +113,7 @@ def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored:
         for room in rooms
     ]
     rooms = _with_staging(rooms, groups, budgets.staging, device_type) if budgets.staging is not None else rooms
-    return _with_replicas(rooms, groups, replicas, budgets.replicas) if replicas else rooms
+    return _with_replicas(rooms, everywhere or groups, replicas, budgets.replicas) if replicas else rooms
 
 
 def without_replicas(budgets: Budgets) -> tuple[Budgets, int]:
@@ -149,12 +159,13 @@ def _cached_bytes(rooms: Sequence[Room], groups: Sequence[Size]) -> list[int]:
 
 
 def _with_replicas(rooms: Sequence[Room], groups: Sequence[Size], replicas: int, share: float) -> list[Room]:
-    """Groups share the bytes of replicas as they share those of the cache."""
-    cached = _cached_bytes(rooms, groups)
-    return [
-        room._replace(replica_bytes=replicas * own // max(1, sum(cached)), cache_part=1.0 - share)
-        for room, own in zip(rooms, cached)
-    ]
+    """Groups share the bytes of replicas as they share those of the cache, by the rows of all ranks."""
+    if any(rows is None for rows, _ in groups):
+        parts = _split(replicas, groups, 1, BYTES_PER_SLOT)
+    else:
+        sizes = [(rows or 0) * (record + BYTES_PER_SLOT) for rows, record in groups]
+        parts = [replicas * size // max(1, sum(sizes)) for size in sizes]
+    return [room._replace(replica_bytes=part, cache_part=1.0 - share) for room, part in zip(rooms, parts)]
 
 
 def _check_int8(budgets: Budgets) -> None:

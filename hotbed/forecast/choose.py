@@ -25,8 +25,10 @@ from hotbed.forecast.forecast import Forecast, make_forecast
 from hotbed.forecast.network import Group
 from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.what_if import Advice, advise, flat_of
+from hotbed.parallel.world import World
 from hotbed.run.config_check import raise_problems
 from hotbed.run.run_file import compose
+from hotbed.train.build_ranks import rank_problems
 
 _PRECISIONS = (
     ("fp32", "same"),
@@ -171,8 +173,15 @@ def _fastest(
 
 
 def _varied(request: ForecastRequest, name: str, value: str) -> tuple[ForecastRequest, Forecast]:
+    """A setting that training refuses next to those that are kept does not fit either."""
     other = _with(request, **{name: value})
-    return other, _try(other)
+    forecast = _try(other)
+    new = [one for one in _problems_of_ranks(other) if one not in _problems_of_ranks(request)]
+    return other, forecast._replace(problems=[*forecast.problems, *new])
+
+
+def _problems_of_ranks(request: ForecastRequest) -> list[str]:
+    return rank_problems(request.config, World(0, request.world))
 
 
 def _waiting(forecast: Forecast) -> float:

@@ -31,7 +31,7 @@ from hotbed.run.config import RunConfig
 from hotbed.store import tiered
 from hotbed.store.ssd.format import RECORD_HEAD
 from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes, with_some_to_spare
-from hotbed.tables.sizing.fit import BatchSample, model_problems, table_problems, too_small
+from hotbed.tables.sizing.fit import BatchSample, model_problems, sizes_of, table_problems, too_small
 from hotbed.train.build import model_of
 
 
@@ -92,9 +92,9 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     problems: list[str] = []
     rooms: list[Room] = []
     try:
-        rooms = rooms_of(
-            request.sketch.budgets, request.sketch.amounts.groups, device.type, request.sketch.amounts.stored
-        )
+        sketch = request.sketch
+        everywhere = sizes_of(sketch.tables, sketch.optimizer, sketch.precision)
+        rooms = rooms_of(sketch.budgets, sketch.amounts.groups, device.type, sketch.amounts.stored, everywhere)
     except (BudgetError, ConfigError) as error:
         problems.append(str(error))
     with torch.device("meta"):

@@ -243,7 +243,11 @@ class ReplicatedFront:
         if self._everywhere:
             self._update_everywhere(lookups, tables, grad, step)
             return
-        self._sharded.updated(lookups, tables, grad, step, self._refresh if self.wants == "kept" else lambda _: None)
+        self._sharded.updated(lookups, tables, grad, step, self._refresh if self.wants == "kept" else self._outdate)
+
+    def _outdate(self, requested: Lookups) -> None:
+        """Rows of a batch that was looked up before, and reads them again in backward, may be among those updated."""
+        self._replicas.version += 1
 
     def _refresh(self, requested: Lookups) -> None:
         union = self._placed(requested)

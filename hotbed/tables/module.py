@@ -129,7 +129,9 @@ class EmbeddingTables(nn.Module):
         place = torch.empty(0, device=device, dtype=torch.float32).device
         budgets = Budgets(cache, hbm, memory, ssd, store_precision, staging, replicas)
         stored = stored_bytes(self.tables, self.optimizer, precision, store_precision, shards)
-        rooms = own_rooms(rooms_of(budgets, sizes, place.type, stored), self.tables, budgets, shards)
+        everywhere = sizes_of(self.tables, self.optimizer, precision)
+        rooms = rooms_of(budgets, sizes, place.type, stored, everywhere)
+        rooms = own_rooms(rooms, self.tables, budgets, shards)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
         self.replica_rooms = [room.replica_bytes for room in rooms]  # by group
         self.cache_budget = ("hbm", parse_bytes(hbm, "hbm")) if hbm is not None else ("memory", self._memory_budget)

@@ -128,6 +128,44 @@ def test_rooms_leave_bytes_for_replicas():
         rooms_of(Budgets(hbm=300, replicas=0.5), groups, "cpu")
 
 
+PLACED = {
+    "tables on single ranks": [Table(200, 4), Table(200, 8)],
+    "next to dynamic ids": [Table(40, 4, placement="row"), Table(None, 8)],
+    "next to dynamic ids, on one rank": [Table(40, 4), Table(None, 8, placement="row")],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replicas_are_of_the_rows_of_all_ranks(mode):
+    """Whatever a rank has of a group itself: nothing, or all that a few rows need."""
+    for tables in PLACED.values():
+        alone = looked_up(EmbeddingTables(dict(zip("ab", tables)), optim.SGD(lr=0.5), hbm="1MiB"), 0, 1)
+        ranks = run_ranks(placed_on_one, 2, tables, mode)
+        for step, vectors in enumerate(alone):
+            assert torch.equal(torch.cat([rank[step] for rank in ranks]), vectors)
+
+
+def placed_on_one(tables, mode):
+    given = {"hbm": "200KiB", "placement": "table", "gradients": "sum"}
+    return looked_up(
+        ShardedTables(dict(zip("ab", tables)), optim.SGD(lr=0.5), mode=mode, **given),
+        dist.get_rank(),
+        dist.get_world_size(),
+    )
+
+
+def looked_up(tables, rank, world):
+    found = []
+    for step in range(3):
+        ids = (torch.arange(40)[:, None] + torch.tensor([0, step])).remainder(40)[
+            rank * 40 // world : (rank + 1) * 40 // world
+        ]
+        vectors = tables({"a": ids[:, 0], "b": ids[:, 1]})
+        sum(one.sum() for one in vectors.values()).backward()
+        found.append(torch.cat([vectors["a"], vectors["b"]], dim=1).detach())
+    return found
+
+
 def test_a_share_that_cannot_be():
     with pytest.raises(
         ConfigError, match="replicas is the share of hbm= for replicas of rows, above 0 and below 1, not 1"

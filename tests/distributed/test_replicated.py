@@ -249,6 +249,34 @@ def gradient_of_weights(kind):
     return weights.grad
 
 
+@pytest.mark.parametrize("rows", [None, 100], ids=["dynamic", "preset"])
+def test_weights_of_bags_get_their_gradient_from_rows_that_another_batch_has_updated(rows):
+    expected = gradient_after_another(
+        EmbeddingTables({"a": Table(rows, 4)}, optim.SGD(lr=0.5), hbm="1MiB", output="dict")
+    )
+    for mode in ("sharded", "replicated", "all-reduce", "auto"):
+        found = run_ranks(gradient_in_ranks, 2, rows, mode)
+        assert torch.equal(torch.cat(found), expected), mode
+
+
+def gradient_in_ranks(rows, mode):
+    options = {"hbm": "1MiB", "output": "dict", "gradients": "sum", "pooled": "never"}
+    return gradient_after_another(
+        ShardedTables({"a": Table(rows, 4)}, optim.SGD(lr=0.5), mode=mode, **options), dist.get_rank(), 2
+    )
+
+
+def gradient_after_another(tables, rank=0, world=1):
+    """Two batches of the same ids are looked up, and both backward passes follow."""
+    ids = torch.arange(8)[rank * 8 // world : (rank + 1) * 8 // world]
+    offsets, weights = torch.arange(ids.shape[0] + 1), torch.ones(ids.shape[0], requires_grad=True)
+    first = tables({"a": Jagged(ids, offsets)})["a"]
+    second = tables({"a": Jagged(ids, offsets, weights)})["a"]
+    first.sum().backward()
+    second.sum().backward()
+    return weights.grad
+
+
 def test_settings_that_cannot_be():
     with pytest.raises(
         ConfigError, match=r"mode must be one of 'sharded', 'replicated', 'all-reduce', 'auto', not 'mixed'"

@@ -19,7 +19,9 @@ from hotbed.forecast.network import Cluster, all_to_all
 from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.step_time import hops_time
 from hotbed.forecast.trace import Trace
+from hotbed.parallel.world import World
 from hotbed.run.run_file import compose
+from hotbed.train.build_ranks import rank_problems
 
 BASE = {
     "data.batch_size": 32,
@@ -140,6 +142,15 @@ def test_bags_go_where_they_are_one_vector(folder):
     kept = choose(request_of(folder, ranks=2, parallel__placement="table"), (PLACEMENT,))
     assert PLACEMENT not in {one.name for one in kept.settings}
     assert kept.request.config.parallel.placement == "table"
+
+
+def test_what_training_refuses_is_not_chosen(folder, tmp_path):
+    slow = read_links(written(tmp_path, topo(1, 4, 1e4, None)))
+    assert choose(request_of(folder, 4, slow), ()).request.config.parallel.placement == "table"
+    found = choose(request_of(folder, 4, slow, parallel__once_per_node=True), ())
+    assert found.request.config.parallel.placement == "row"
+    assert rank_problems(found.request.config, World(0, 4)) == []
+    assert "does not fit: table" in next(one.why for one in found.settings if one.name == PLACEMENT)
 
 
 def test_all_wait_for_the_rank_that_sends_most(folder):

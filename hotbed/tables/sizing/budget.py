@@ -11,6 +11,9 @@ Rows on their way between a cache and the rows below wait in buffers of their ow
 other budgets. `staging` bounds them: windows are cut so that all their rows fit, and a batch that does not is refused.
 
 Replicas of rows that other ranks own (parallel/replicated.py) have a share of the bytes of the cache, which gets the rest.
+They are of the rows of all ranks: groups share their bytes by those, whatever a rank has of them.
+
+A part that is in proportion to few rows, such as those of a group that is on other ranks, is at least what one row needs.
 """
 
 from __future__ import annotations
@@ -76,10 +79,17 @@ class Room(NamedTuple):
     staging_part: float = 1.0  # of the budget for them
 
 
-def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored: Sequence[int] = ()) -> list[Room]:
+def rooms_of(
+    budgets: Budgets,
+    groups: Sequence[Size],
+    device_type: str,
+    stored: Sequence[int] = (),
+    everywhere: Sequence[Size] = (),
+) -> list[Room]:
     """The room of every group; contradictions and budgets that do not fit are errors that say what would fit.
 
-    `stored`: bytes of a record below the device, of every group; left out: those on the device.
+    `stored`: bytes of a record below the device, of every group; left out: those on the device. `everywhere`: the groups with
+    the rows of all ranks; left out: every rank has as many as this one.
     """
     _check_int8(budgets)
     below = [(rows, one) for (rows, _), one in zip(groups, stored)] if stored else list(groups)
@@ -103,7 +113,7 @@ def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str, stored:
         for room in rooms
     ]
     rooms = _with_staging(rooms, groups, budgets.staging, device_type) if budgets.staging is not None else rooms
-    return _with_replicas(rooms, groups, replicas, budgets.replicas) if replicas else rooms
+    return _with_replicas(rooms, everywhere or groups, replicas, budgets.replicas) if replicas else rooms
 
 
 def without_replicas(budgets: Budgets) -> tuple[Budgets, int]:
@@ -149,12 +159,13 @@ def _cached_bytes(rooms: Sequence[Room], groups: Sequence[Size]) -> list[int]:
 
 
 def _with_replicas(rooms: Sequence[Room], groups: Sequence[Size], replicas: int, share: float) -> list[Room]:
-    """Groups share the bytes of replicas as they share those of the cache."""
-    cached = _cached_bytes(rooms, groups)
-    return [
-        room._replace(replica_bytes=replicas * own // max(1, sum(cached)), cache_part=1.0 - share)
-        for room, own in zip(rooms, cached)
-    ]
+    """Groups share the bytes of replicas as they share those of the cache, by the rows of all ranks."""
+    if any(rows is None for rows, _ in groups):
+        parts = _split(replicas, groups, 1, BYTES_PER_SLOT)
+    else:
+        sizes = [(rows or 0) * (record + BYTES_PER_SLOT) for rows, record in groups]
+        parts = [replicas * size // max(1, sum(sizes)) for size in sizes]
+    return [room._replace(replica_bytes=part, cache_part=1.0 - share) for room, part in zip(rooms, parts)]
 
 
 def _check_int8(budgets: Budgets) -> None:
@@ -181,17 +192,21 @@ def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str, be
     memory = _memory_over_ssd(budgets)
     if share is None and device_type != "cpu":
         raise ConfigError(f"ssd={budgets.ssd!r} on {device_type} needs a cache there; give cache= or hbm= too")
-    whole = sum(rows * record for rows, record in groups)
-    on_ssd = _ssd_parts(ssd_bytes, [rows * record for rows, record in groups])
+    sizes = [rows * record for rows, record in groups]
+    per_key, per_slot = SSD_BYTES_PER_KEY, BYTES_PER_SLOT
+    if share is not None:
+        per_key, per_slot = tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT
+    in_memory = _at_least(
+        [memory * size // sum(sizes) for size in sizes],
+        [rows * per_key + record + per_slot for rows, record in groups],
+    )
     rooms = []
-    for number, (rows, record) in enumerate(groups):
-        part = rows * record / whole
-        place = Place(folder / f"group-{number}", on_ssd[number])
+    for number, ((rows, record), on_ssd, part) in enumerate(zip(groups, _ssd_parts(ssd_bytes, sizes), in_memory)):
+        place = Place(folder / f"group-{number}", on_ssd)
+        fit = _rows_in(memory, part, rows, per_key, record + per_slot)
         if share is None:
-            fit = _rows_in(memory, part, rows, SSD_BYTES_PER_KEY, record + BYTES_PER_SLOT)
             rooms.append(Room(fit, place))
         else:
-            fit = _rows_in(memory, part, rows, tiered.BYTES_PER_KEY, record + tiered.BYTES_PER_SLOT)
             rooms.append(Room(_slots(share, rows, budgets), place._replace(memory_slots=fit)))
     return rooms
 
@@ -254,13 +269,14 @@ def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
     if not is_cache:
         per_key, per_slot = tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT
     ssd_parts = _ssd_parts(ssd_bytes, _split(ssd_bytes, groups, 3, 0))  # 3: stale rows too
-    parts = zip(ssd_parts, _split(memory, groups, 1, per_key + per_slot))
+    least = [0 if rows is None else rows * per_key + record + per_slot for rows, record in groups]
+    parts = zip(ssd_parts, _at_least(_split(memory, groups, 1, per_key + per_slot), least))
     rooms = []
     for number, ((rows, record), (on_ssd, in_memory)) in enumerate(zip(groups, parts)):
         place = Place(folder / f"group-{number}", on_ssd, grows=rows is None)
         ids = None
         if rows is not None:
-            fit = _rows_in(memory, in_memory / memory, rows, per_key, record + per_slot)
+            fit = _rows_in(memory, in_memory, rows, per_key, record + per_slot)
         else:
             per_id = BYTES_PER_ID + per_key
             most = max(1, min(MAX_ROWS, place.ssd_bytes // record, in_memory // 2 // per_id))
@@ -277,7 +293,8 @@ def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
 
 def _slots_in(hbm: int, groups: Sequence[Size]) -> list[int]:
     """Slots of every group."""
-    parts = zip(groups, _split(hbm, groups, 1, BYTES_PER_SLOT))
+    least = [record + BYTES_PER_SLOT for _, record in groups]
+    parts = zip(groups, _at_least(_split(hbm, groups, 1, BYTES_PER_SLOT), least))
     slots = [part // (record + BYTES_PER_SLOT) for (_, record), part in parts]
     if min(slots) < 1:
         raise ConfigError(f"hbm={in_words(hbm)!r} does not hold one row of every dim with its index. Give more")
@@ -293,6 +310,15 @@ def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list
     return [
         left * record // records if rows is None else int(need * share) for (rows, record), need in zip(groups, needs)
     ]
+
+
+def _at_least(parts: Sequence[int], least: Sequence[int]) -> Sequence[int]:
+    """Parts of a budget, none below the least where there is room for that: the others give of what they have above it."""
+    above = [max(0, part - low) for part, low in zip(parts, least)]
+    missing = sum(max(0, low - part) for part, low in zip(parts, least))
+    if not missing or missing > sum(above):
+        return parts
+    return [max(part, low) - -(-missing * more // sum(above)) for part, low, more in zip(parts, least, above)]
 
 
 def _ssd_parts(budget: int, shares: Sequence[int]) -> list[int]:
@@ -427,11 +453,11 @@ def _slots(share: float | None, rows: int, budgets: Budgets) -> int | None:
     return max(1, int(share * rows) if budgets.hbm is not None else round(share * rows))
 
 
-def _rows_in(memory: int, part: float, rows: int, per_key: int, per_row: int) -> int:
+def _rows_in(memory: int, part: int, rows: int, per_key: int, per_row: int) -> int:
     """How many rows fit into a part of memory, in addition to the index of all."""
-    fit = int((memory * part - rows * per_key) // per_row)
+    fit = (part - rows * per_key) // per_row
     if fit < 1:
-        needed = (rows * per_key + per_row) / part
+        needed = memory * (rows * per_key + per_row) / max(1, part)
         raise BudgetError(
             f"memory={in_words(memory)} does not hold the index of {rows:,} rows on the ssd, {per_key} bytes each once used. "
             f"Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, or fewer rows (hashing=True)."

@@ -137,3 +137,20 @@ def test_dynamic_ids_have_as_many_rows_as_memory_holds_with_their_index():
     part = 2**20 - 1000 * (64 + 1)
     assert fixed.ids is None
     assert dynamic.ids == (part // (128 + 1 + BYTES_PER_ID), part, 128 + 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_group_of_few_rows_has_room_for_one_of_them(rows):
+    """Next to many, of which a budget holds a small part: in proportion it would have less than a row."""
+    preset, dynamic = [(rows, 144), (100_000, 80)], [(None, 64), (rows, 144), (100_000, 80)]
+    ssd = {"memory": "8MiB", "ssd": "folder:64MiB"}
+    for groups in (preset, dynamic):
+        for budgets in (Budgets(hbm="1MiB"), Budgets(hbm="1MiB", **ssd), Budgets(**ssd)):
+            rooms = rooms_of(budgets, groups, "cpu")
+            assert all(room.num_slots >= 1 for room in rooms)
+            if budgets.ssd is None or budgets.hbm is None:
+                budget, per_slot = (1 << 20, 80) if budgets.hbm else (8 << 20, 80)
+                taken = sum(room.num_slots * (record + per_slot) for room, (_, record) in zip(rooms, groups))
+                assert 0.3 * budget < taken <= budget + 224
+            else:
+                assert all(room.place.memory_slots >= 1 for room in rooms)

@@ -134,6 +134,8 @@ def _precision(request: ForecastRequest, forecast: Forecast) -> tuple[ForecastRe
 
 def _placement(request: ForecastRequest, forecast: Forecast) -> tuple[ForecastRequest, Forecast, Setting]:
     """By row, all tables on single ranks, or those tables of which fewer bytes are sent that way."""
+    if request.config.parallel.mode != "sharded":
+        return request, forecast, Setting(PLACEMENT, "row", "placements are compared for parallel.mode=sharded", True)
     whole = _sent_less_whole(request, forecast)
     values = ["row", "table"] + ([", ".join(["row", *(f"{name}=table" for name in whole)])] if whole else [])
     return _fastest(request, forecast, PLACEMENT, values, "row", _waiting, 1.0)

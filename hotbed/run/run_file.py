@@ -12,7 +12,6 @@ from hotbed.files.uri import clean_uri
 from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig
 from hotbed.run.config_check import flatten, from_flat, shown, unknown
 
-
 RUN_FILES = (".yaml", ".yml", ".toml", ".json")
 
 

@@ -139,6 +139,8 @@ def test_bags_go_where_they_are_one_vector(folder):
     assert seconds[chosen[PLACEMENT].value] == least
     assert found.forecast.wires.seconds == pytest.approx(least)
     assert chosen[PLACEMENT].value in chosen[PLACEMENT].why
+    replicated = choose(request_of(folder, ranks=2, parallel__mode="replicated"), ()).settings
+    assert next(one.value for one in replicated if one.name == PLACEMENT) == "row"
     kept = choose(request_of(folder, ranks=2, parallel__placement="table"), (PLACEMENT,))
     assert PLACEMENT not in {one.name for one in kept.settings}
     assert kept.request.config.parallel.placement == "table"

@@ -125,6 +125,7 @@ def test_trials_are_run_and_the_best_is_kept(hotbed, data, tmp_path):
     assert done.code == 0, done.err
     assert done.err.count("valid AUC 0.") == 3
     assert "trial 0 complete" in done.err
+    assert done.err.count(", tables.lr 0.") == done.err.count(", dense.lr 0.") == 3
     folders = sorted((tmp_path / "tuned/trials").iterdir())
     assert [(one / "summary.json").is_file() for one in folders] == [True] * 3
     assert sum((one / "model").is_dir() for one in folders) == 1

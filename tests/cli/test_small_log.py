@@ -81,6 +81,7 @@ def test_calibration_that_is_off_is_said_unless_chance_explains_it():
     assert "train.base_rate" in note
     (note,) = calibration_notes({"test": {"calibration": 0.5, "positives": 10_000}}, base_rate=True)
     assert "train.base_rate" not in note
+    assert note.endswith("unaffected. Newer data may help")
     for ratio, positives in ((1.4, 20), (1.05, 10**6), (float("nan"), 10), (None, 10), (3.0, 0)):
         assert not calibration_notes({"test": {"calibration": ratio, "positives": positives}})
 

@@ -248,7 +248,9 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base
 
     The number of positives varies by its square root. `base_rate`: training began at the share of positives.
     """
-    way = "" if base_rate else "--set train.base_rate=true starts at the share of positives of train; "
+    way = "Newer data may help"
+    if not base_rate:
+        way = "--set train.base_rate=true starts at the share of positives of train; newer data may help"
     notes = []
     for split, metrics in metrics_of_split.items():
         ratio, positives = metrics.get("calibration"), metrics.get("positives", 0)
@@ -258,7 +260,7 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base
             size = f"{ratio:.3g} times as high" if ratio > 1 else f"only {ratio:.2g} times as high"
             notes.append(
                 f"calibration is off on {split}: predicted probabilities are {size} as the share of positives. The order of "
-                f"scores (AUC) is unaffected. {way}newer data may help"
+                f"scores (AUC) is unaffected. {way}"
             )
     return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,7 @@ from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hotbed.data.dataset import Dataset
     from hotbed.run.predictions import Scores
 
 
@@ -52,7 +54,8 @@ def evaluate_command(
 ) -> None:
     """Measure a trained model: AUC, PR-AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
-    Left out: the dataset of the run, its test split, batches of 4,096, which do not affect the result.
+    Left out: the dataset of the run, its test split (valid where there is no test), batches of 4,096, which do not affect
+    the result.
 
     [bold]For example:[/bold]
 
@@ -66,7 +69,7 @@ def evaluate_command(
 
     hotbed evaluate runs/demo/checkpoints
     """
-    split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
+    device, batch_size = device or "auto", batch_size or SCORE_BATCH
     if inputs:
         if data is not None:
             raise ConfigError(
@@ -89,6 +92,7 @@ def evaluate_command(
                 dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
                 model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
                 check_same_ids(model.folder, dataset)
+        split = split or _held_out(dataset)
         with waiting(f"evaluating the {split} split"):
             loader = Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu")
             found = evaluate(model.learner, loader, breakdown=Breakdown(group or "", tuple(words(slices or ""))))
@@ -103,12 +107,13 @@ def evaluate_command(
         return
     out().print(result_table(f"{subject.name} on {data or subject.dataset}", {split: metrics}))
     print_more(found.more)
-    print_calibration({split: metrics})
+    print_calibration({split: metrics}, base_rate=subject.base_rate)
 
 
 def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOptions, max_bad: str, as_json: bool) -> None:
     """Measure on raw files; rows without a label are left out."""
     _check_inputs(inputs)
+    _check_files(inputs, f"--data {inputs[0]} measures on a dataset.")
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.raw_reader import RawReader
@@ -137,10 +142,15 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
         return
     out().print(result_table(f"{subject.name} on {', '.join(Path(one).name for one in inputs)}", {"raw": metrics}))
     print_more(found.more)
-    print_calibration({"raw": metrics})
+    print_calibration({"raw": metrics}, base_rate=subject.base_rate)
     unlabelled = reader.quarantine.good_rows - found.metrics.samples
     if reader.quarantine.bad_rows or unlabelled:
         err(always=True).print(f"{reader.quarantine.bad_rows:,} rows could not be read, {unlabelled:,} have no label")
+
+
+def _held_out(dataset: Dataset) -> str:
+    """The split that is read if none is given."""
+    return "valid" if "valid" in dataset.row_groups and "test" not in dataset.row_groups else "test"
 
 
 def _check_inputs(inputs: list[str]) -> None:
@@ -153,12 +163,26 @@ def _check_inputs(inputs: list[str]) -> None:
         )
 
 
+def _check_files(inputs: list[str], datasets: str) -> None:
+    """A ConfigError unless all are files; `datasets` says how a dataset is named instead."""
+    from hotbed.files import path_of
+
+    for one in inputs:
+        if path_of(one).is_dir():
+            if (path_of(one) / "schema.json").exists():
+                raise ConfigError(f"{one} is a dataset, where raw files are expected. {datasets}")
+            raise ConfigError(
+                f"{one} is a folder without a dataset (it has no schema.json). Name the raw files in it: {Path(one)}/*"
+            )
+
+
 class EvaluatedModel(NamedTuple):
     """The model that is evaluated."""
 
     name: str
     dataset: str  # it was trained on
     run: Path
+    base_rate: bool  # training began at the share of positives
 
 
 def _subject(place: Path) -> EvaluatedModel:
@@ -166,6 +190,7 @@ def _subject(place: Path) -> EvaluatedModel:
     from hotbed.checkpoint.layouts import entries_of, run_of
     from hotbed.errors import RunError
     from hotbed.models import shown_name
+    from hotbed.run.folder import read_json
     from hotbed.run.model_card import read_card
 
     if place.is_dir() and not (place / "config.json").is_file() and not (place / "model").is_dir():
@@ -173,9 +198,17 @@ def _subject(place: Path) -> EvaluatedModel:
             entry = entries_of(place)[0]
             if config := entry.manifest.document.get("config"):  # else it was not written by `hotbed train`
                 name = f"{shown_name(config['model']['name'])} at step {entry.manifest.step:,}"
-                return EvaluatedModel(name, config["data"]["path"], run_of(entry.folder))
+                return EvaluatedModel(name, config["data"]["path"], run_of(entry.folder), _base_rate(config))
     card = read_card(place / "model")
-    return EvaluatedModel(shown_name(card["model"]["name"]), card["dataset"], place)
+    config = {}
+    with suppress(OSError, RunError):  # a model alone
+        config = read_json(place / "config.json")
+    return EvaluatedModel(shown_name(card["model"]["name"]), card["dataset"], place, _base_rate(config))
+
+
+def _base_rate(config: Mapping[str, Any]) -> bool:
+    train = config.get("train")
+    return isinstance(train, Mapping) and bool(train.get("base_rate"))
 
 
 def predict_command(
@@ -198,7 +231,8 @@ def predict_command(
     Of a model of several labels the further ones are in the columns label_NAME and score_NAME.
 
     --out is a .parquet or .csv file. --memory leaves rows in their files and caches at most that much of them, e.g. 100MB.
-    --split is for a dataset; left out: test. Batches of 4,096, unless given, do not affect the result.
+    --split is for a dataset; left out: test, or valid where there is no test. Batches of 4,096, unless given, do not affect
+    the result.
 
     Raw files are read as `hotbed prepare` read the training data; a model trained on text also reads Parquet and Arrow. Ids
     not seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name the scored ones.
@@ -214,14 +248,17 @@ def predict_command(
     from hotbed.data.embedded import is_embedded
     from hotbed.files import path_of
 
-    split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
+    device, batch_size = device or "auto", batch_size or SCORE_BATCH
     if scores is None:
         raise ConfigError("--out FILE is needed: where to write the scores, as .parquet or .csv.")
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
         raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
-    _check_inputs([one for one in inputs if not is_embedded(one)])
+    named = [one for one in inputs if not is_embedded(one)]
+    _check_inputs(named)
+    if len(inputs) > 1 or (named and not (path_of(named[0]) / "schema.json").exists()):
+        _check_files(named, "Give it alone.")
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
@@ -240,7 +277,7 @@ def predict_command(
                 if len(inputs) == 1 and not path_of(inputs[0]).is_file():
                     dataset = open_dataset(inputs[0])
                     check_same_ids(model.folder, dataset)
-                    batches = split_batches(Loader(dataset, split, batch_size=batch_size))
+                    batches = split_batches(Loader(dataset, split or _held_out(dataset), batch_size=batch_size))
                 else:
                     reader = RawReader(
                         model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of

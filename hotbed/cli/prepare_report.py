@@ -95,7 +95,7 @@ def print_report(report: PrepareReport, compiled: CompileReport) -> None:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}")
         if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
-            console.print("(log) integers, read as quantities; name those that are ids with --ids A,B")
+            console.print("log: whole numbers, read as amounts; --ids A,B reads those that are ids as ids")
     if schema.tasks:
         shown = ", ".join(f"{one.name} ({one.kind})" for one in schema.tasks)
         console.print(f"further labels: {shown}; `hotbed train --model mmoe` learns them too")
@@ -175,7 +175,14 @@ def _guesses(report: PrepareReport) -> Iterator[str]:
 
 
 def _times(report: PrepareReport) -> Iterator[str]:
+    clock = report.schema.notes.get("time")
     for name, kind in report.times.items():
+        if clock:
+            yield (
+                f"{name}: its values are times, but each was read as an id, and later times are unknown ids. --drop "
+                f"{shlex.quote(name)} leaves it out; the time column is {clock['column']}"
+            )
+            continue
         time = name if kind == "plain" else f"{name}:%d/%m/%Y %H:%M"
         formatted = "" if kind == "plain" else ", with the format that its values have"
         yield (
@@ -192,9 +199,10 @@ def _lone_values(report: PrepareReport) -> Iterator[str]:
     for feature in report.schema.features:
         if not feature.multi and feature.distinct >= _LONE * train.rows:
             name = shlex.quote(feature.name)
+            way = "" if report.schema.notes.get("time") else f"; --time {name} makes it the time column"
             yield (
                 f"{feature.name}: nearly every row has a different value, so nothing can be learned from it. --drop {name} "
-                f"leaves it out; --time {name} makes it the time column"
+                f"leaves it out{way}"
             )
 
 

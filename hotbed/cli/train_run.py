@@ -201,13 +201,16 @@ def _refuse_finished(training: Training) -> None:
     from hotbed.errors import RunError
 
     course, pace = training.course, training.pace
+    epochs = (
+        max(pace.epochs, training.progress.epoch) + 1
+    )  # more than --epochs, if a resume asked for fewer than were trained
     if course.patience and training.progress.stale >= course.patience:  # the best weights are kept, whatever follows
         more = f"--set train.patience={training.progress.stale + course.patience}"
-        more += f" --epochs {pace.epochs + 1}" if training.progress.epoch >= pace.epochs else ""
+        more += f" --epochs {epochs}" if training.progress.epoch >= pace.epochs else ""
     elif pace.max_steps and training.progress.step >= pace.max_steps:
         more = f"--set train.max_steps={2 * pace.max_steps}"
     else:
-        more = f"--epochs {pace.epochs + 1}"
+        more = f"--epochs {epochs}"
     raise RunError(
         f"{training.run} is finished: {training.reason_to_end()}. To train longer: "
         f"`hotbed train --resume {shlex.quote(str(training.run))} {more}`."

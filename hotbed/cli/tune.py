@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,13 +83,19 @@ def _tune(request: TuneRequest, trials: int) -> bool:
             )
             best = best_of(found)
             auc = "-" if trial.valid_auc is None else f"{trial.valid_auc:.4f}"
-            values = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in trial.values.items())
+            values = ", ".join(f"{short_name(path, trial.values)} {value}" for path, value in trial.values.items())
             shown = "" if best is None else f"; best {best.valid_auc:.4f} (trial {best.number})"
             _say(f"trial {trial.number} {trial.state}: valid AUC {auc} with {values}{shown}")
 
         make_folder(request)
         with alone(request.folder):
             return tune(request, trials, say)
+
+
+def short_name(path: str, paths: Collection[str]) -> str:
+    """The last part of the path of a setting; the whole path if another one ends alike (tables.lr, dense.lr)."""
+    last = path.rpartition(".")[2]
+    return path if sum(other.rpartition(".")[2] == last for other in paths) > 1 else last
 
 
 def _say(text: str) -> None:

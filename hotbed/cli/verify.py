@@ -61,7 +61,7 @@ def verify_command(
     batch with their optimizer states are compared, and at the end all rows that were used.
     The first difference is reported: step, table, id, both values. Exit code 1 if there is one.
     Without arguments: 50 steps of the run of `hotbed train`, the default model on the embedded click log, with the smallest
-    cache that holds a batch.
+    cache that holds a batch. An epoch is the most: smaller batches (--batch-size) make more steps of it.
 
     [bold]For example:[/bold]
 

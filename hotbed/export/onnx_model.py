@@ -36,7 +36,7 @@ def check_packages() -> None:
     absent = [name for name in _PACKAGES if find_spec(name) is None]
     if absent:
         raise ConfigError(
-            f"--onnx needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed. "
+            f"an ONNX file needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed. "
             f"{how_to_install('onnx')} brings what is missing; --no-onnx exports without it."
         )
 

@@ -81,8 +81,53 @@ def test_calibration_that_is_off_is_said_unless_chance_explains_it():
     assert "train.base_rate" in note
     (note,) = calibration_notes({"test": {"calibration": 0.5, "positives": 10_000}}, base_rate=True)
     assert "train.base_rate" not in note
+    assert note.endswith("unaffected. Newer data may help")
     for ratio, positives in ((1.4, 20), (1.05, 10**6), (float("nan"), 10), (None, 10), (3.0, 0)):
         assert not calibration_notes({"test": {"calibration": ratio, "positives": positives}})
+
+
+def test_evaluate_knows_how_the_run_began(hotbed, data, log, tmp_path):
+    """`train.base_rate` is not recommended for a run that has it."""
+    for value in ("true", "false"):
+        flags = ("--epochs", 1, "--set", f"train.base_rate={value}", "--set", "train.recalibrate=false", *FAST)
+        assert hotbed("train", "--data", data, "--out", value, *flags).code == 0
+    header, *rows = log.read_text().splitlines()
+    liked = [row for row in rows if row.split(",")[2] in "45"]
+    (tmp_path / "liked.csv").write_text("\n".join([header, *liked]) + "\n")
+    for place in ("true", "true/checkpoints", "false"):
+        said = hotbed("evaluate", place, "liked.csv").err
+        assert "calibration is off" in said
+        assert ("train.base_rate" in said) == (place == "false")
+
+
+def test_valid_is_measured_and_scored_where_there_is_no_test(hotbed, log, tmp_path):
+    flags = ("--positive", "rating>=4", "--drop", "thanks", "--splits", "train=0.8,valid=0.2")
+    assert hotbed("prepare", log, "--out", "two", *flags).code == 0
+    assert hotbed("train", "--data", "two", "--out", "run", "--epochs", 1, *FAST).code == 0
+    done = hotbed("evaluate", "run", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["split"] == "valid"
+    assert hotbed("predict", "run", "two", "--out", "scores.csv").code == 0
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == json.loads(done.out)["metrics"]["samples"] + 1
+    assert "has no split 'test'" in hotbed("evaluate", "run", "--split", "test").err
+
+
+def test_a_folder_of_raw_files_is_refused_with_the_way_to_name_them(hotbed, data, log, tmp_path):
+    assert hotbed("train", "--data", data, "--out", "run", "--epochs", 1, *FAST).code == 0
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1/ratings.csv").write_text(log.read_text())
+    scores = ("--out", "scores.csv")
+    for command in (
+        ("evaluate", "run", "day=1"),
+        ("predict", "run", "day=1", *scores),
+        ("predict", "run", log, "day=1", *scores),
+    ):
+        done = hotbed(*command)
+        assert done.code == 2
+        assert "Name the raw files in it: day=1/*" in done.err
+    assert f"--data {data}" in hotbed("evaluate", "run", data).err
+    assert "Give it alone" in hotbed("predict", "run", data, log, *scores).err
+    assert hotbed("predict", "run", "day=1/ratings.csv", *scores).code == 0
 
 
 def test_a_rare_label_is_calibrated(hotbed, tmp_path):
@@ -125,6 +170,7 @@ def test_trials_are_run_and_the_best_is_kept(hotbed, data, tmp_path):
     assert done.code == 0, done.err
     assert done.err.count("valid AUC 0.") == 3
     assert "trial 0 complete" in done.err
+    assert done.err.count(", tables.lr 0.") == done.err.count(", dense.lr 0.") == 3
     folders = sorted((tmp_path / "tuned/trials").iterdir())
     assert [(one / "summary.json").is_file() for one in folders] == [True] * 3
     assert sum((one / "model").is_dir() for one in folders) == 1

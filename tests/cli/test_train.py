@@ -252,6 +252,8 @@ def test_an_existing_run_is_kept(hotbed, tmp_path):
         (2, 500, 9, "--resume run --set train.patience=4 --epochs 10`."),
         (0, 700, 3, "max_steps 700 reached. To train longer: `hotbed train --resume run --set train.max_steps=1400`."),
         (0, 500, 9, "all 9 epochs done. To train longer: `hotbed train --resume run --epochs 10`."),
+        (0, 500, 12, "--resume run --epochs 13`."),  # resumed with fewer epochs than were trained
+        (2, 500, 12, "--resume run --set train.patience=4 --epochs 13`."),
     ],
 )
 def test_the_advice_for_a_finished_run_names_what_ended_it(stale, step, epoch, advice):

@@ -267,7 +267,7 @@ def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
     assert "Values of income: '>50K', '<=50K'. --positive '>50K' says that '>50K' means 1." in " ".join(output.split())
     code, output = run(raw, "--out", tmp_path / "out", "--label", "income", "--positive", ">50K")
     assert code == 0, output
-    assert "name those that are ids with --ids A,B" in output
+    assert "--ids A,B reads those that are ids as ids" in output
     code, output = run(raw, "--out", tmp_path / "ids", "--label", "income", "--positive", ">50K", "--ids", "level")
     assert "--ids A,B" not in output
 

@@ -168,6 +168,17 @@ def test_a_time_column_that_was_read_as_ids_is_reported(tmp_path):
     assert looks_like_time(["a|b"]) == looks_like_time([]) == looks_like_time(["1.2.3.4"]) == ""
 
 
+def test_a_second_time_is_left_out_and_not_made_the_time_column(tmp_path):
+    """Such as the day of a folder day=2017-11-07, or a row's own moment."""
+    raw = log(tmp_path, "click,seen,day", lambda i: f"{i % 2},{i},2017-11-{1 + i // 40:02d}")
+    (line,) = told(prepare(raw, tmp_path / "out", time_column="seen"), "day")
+    assert "--drop day" in line
+    assert "--time" not in line
+    raw = log(tmp_path, "click,seen,key", lambda i: f"{i % 2},{i},k{i}", rows=3000, name="keys.csv")
+    (line,) = told(prepare(raw, tmp_path / "keys", time_column="seen"), "key")
+    assert line.endswith("--drop key leaves it out")
+
+
 def test_a_time_that_cannot_be_read_gets_the_option_for_formats(tmp_path):
     raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},07.11.2017 9:{i % 60:02d},a{i % 3}")
     with pytest.raises(FormatError, match=r"--time 'seen:%d/%m/%Y %H:%M'"):

@@ -18,8 +18,8 @@ def _kstep_time(rate: str, bar: float) -> Evidence:
     text = ", ".join(f"{shape}: {ratio:.1f}x" for shape, ratio in ratios.items())
     met = [ratio >= bar for ratio in ratios.values()]
     verdict: Verdict = "reproduced" if all(met) else "shape reproduced" if any(met) else "not reproduced"
-    return Evidence(f"a step with k = 16 at {rate} Gbit/s, nodes x ranks: {text}", BUSY + ", virtual nodes", verdict,
-                    f"bar {bar:g}x; 8 ranks are not measured yet")  # fmt: skip
+    return Evidence(f"a step with k = 16 at {rate} Gbit/s, nodes x ranks: {text}", TWO_CORES + ", virtual nodes", verdict,
+                    f"bar {bar:g}x; all ranks share the two cores")  # fmt: skip
 
 
 def kstep_time_slow() -> Evidence:
@@ -74,7 +74,9 @@ def two_hops_time() -> Evidence:
     rows = [row for row in rows_of("cluster") if row["way"] == "one hop" and row["gbit"] in ("0.1", "1")]
     ratios = [float(row["ms_p50"]) / ms_of(row, "sharded") for row in rows]
     text = f"one hop over two hops, 0.1 and 1 Gbit/s: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return Evidence(text, BUSY + ", virtual nodes", "reproduced" if statistics.median(ratios) > 1 else "not reproduced")
+    return Evidence(
+        text, TWO_CORES + ", virtual nodes", "reproduced" if statistics.median(ratios) > 1 else "not reproduced"
+    )
 
 
 def across_nodes() -> Evidence:
@@ -97,7 +99,7 @@ def weak_scaling() -> Evidence:
     steps = [(row["nodes"], float(row["ms_p50"])) for row in rows_of("cluster")
              if row["local"] == "1" and row["way"] == "k-step" and row["gbit"] == "1"]  # fmt: skip
     text = ", ".join(f"{nodes} nodes: {ms:.0f} ms" for nodes, ms in steps)
-    return Evidence(f"k = 16, 1 Gbit/s, one rank a node: {text}", BUSY + ", virtual nodes", "not reproducible here",
+    return Evidence(f"k = 16, 1 Gbit/s, one rank a node: {text}", TWO_CORES + ", virtual nodes", "not reproducible here",
                     "all nodes share two cores")  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def scaling_model() -> Evidence:
     errors = [abs(model.error_of(point, constants)) for point in points if not point.is_fitted]
     near = sum(error <= model.NEAR for error in errors)
     text = f"held-out steps: median error {statistics.median(errors):.0%}, {near} of {len(errors)} within 20 %"
-    return Evidence(text.replace("% ", " % ").replace("%,", " %,").replace("  ", " "), BUSY + ", virtual nodes",
+    return Evidence(text.replace("% ", " % ").replace("%,", " %,").replace("  ", " "), TWO_CORES + ", virtual nodes",
                     "reproduced" if near == len(errors) else "shape reproduced")  # fmt: skip
 
 

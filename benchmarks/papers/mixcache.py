@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.papers.evidence import BUSY, H200, TWO_CORES, Evidence, Verdict, find, gpu, mean, ms_of, rows_of
+from benchmarks.papers.evidence import H200, TWO_CORES, Evidence, Verdict, find, gpu, mean, ms_of, rows_of
 
 
 def duplicates_removed() -> Evidence:
@@ -43,7 +43,7 @@ def published_collective_bytes() -> Evidence:
 def replicas_time() -> Evidence:
     ratios = [float(row["ms_p50"]) / ms_of(row, "sharded") for row in rows_of("cluster") if row["way"] == "replicated"]
     text = f"wall time of a step over sharded: {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
-    return Evidence(text, BUSY + ", virtual nodes", "not reproduced" if statistics.median(ratios) > 1 else "reproduced",
+    return Evidence(text, TWO_CORES + ", virtual nodes", "not reproduced" if statistics.median(ratios) > 1 else "reproduced",
                     "our replicas, updated by owners")  # fmt: skip
 
 

@@ -207,7 +207,7 @@ def _busiest(group: Group, found: Sketch, world: int, samples: float) -> float:
     owners = largest_rank(found.tables, found.optimizer, found.precision, world)[1]
     loads, spread = [0.0] * world, 0.0
     for name, feature in zip(found.tables, group.features):
-        alone = group._replace(features=[feature])
+        alone = Group([feature], group.dim, group.key_bytes, group.value_bytes)
         num_bytes = alone.bytes_of(alone.demand(world, samples, "auto"))
         if name in owners:
             loads[owners[name]] += num_bytes

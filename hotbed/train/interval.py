@@ -106,6 +106,7 @@ class RunClock:
         self._compiled_before = compile_seconds()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
+        self._carried_steps = 0  # of the interval that an earlier session began
         self._rates: deque[float] = deque(maxlen=_KEPT_RATES)  # samples/s of the lines that this session wrote
 
     @property
@@ -113,8 +114,9 @@ class RunClock:
         """Samples/s between log lines: the median without the first, in which kernels are loaded and steps recorded."""
         return statistics.median(list(self._rates)[1:]) if len(self._rates) > 2 else None
 
-    def continue_from(self, progress: Progress) -> None:
-        """Add to the seconds of earlier sessions."""
+    def continue_from(self, progress: Progress, carried_steps: int) -> None:
+        """Add to the seconds of earlier sessions; the interval holds `carried_steps` steps of them."""
+        self._carried_steps = carried_steps
         self._seconds_before = progress.seconds
         self._line_seconds = progress.train_seconds
 
@@ -141,10 +143,11 @@ class RunClock:
         progress.seconds = self._seconds_before + time.perf_counter() - self._session_since
         return progress.seconds
 
-    def end_line(self, progress: Progress, num_samples: int) -> tuple[float, float | None]:
-        """(seconds of training, samples/s) since the last line of the log."""
+    def end_line(self, progress: Progress, num_samples: int, num_steps: int) -> tuple[float, float | None]:
+        """(seconds of training, samples/s) since the last line of the log; of a resumed run, of its own steps."""
         seconds = progress.train_seconds - self._line_seconds
         self._line_seconds = progress.train_seconds
-        rate = num_samples / seconds if seconds > 0 else None
+        own, self._carried_steps = num_samples * (1 - self._carried_steps / num_steps), 0
+        rate = own / seconds if seconds > 0 and own else None
         self._rates.extend([] if rate is None else [rate])
         return seconds, rate

@@ -109,7 +109,7 @@ class Training:
                 f"{data.path} is not what {self.run} was trained on: its ids, columns or rows have changed. "
                 "Start a new run, or bring the old dataset back."
             )
-        self.clock.continue_from(self.progress)
+        self.clock.continue_from(self.progress, len(self._interval))
         best = self.progress.best
         if self.course.keep_best and best is not None and best.step != self.progress.step:
             self._best.check(self.progress)
@@ -359,7 +359,7 @@ class Training:
             self.follower.hours.drain()
         summary = summary_of(self._interval, self.world)
         factor = self.learner.tables.lr_factor
-        seconds, rate = self.clock.end_line(self.progress, summary.samples)
+        seconds, rate = self.clock.end_line(self.progress, summary.samples, len(self._interval))
         self._interval = Interval()
         self._write(
             {

@@ -135,6 +135,7 @@ def test_a_cache_that_holds_no_batch_does_not_fit(hotbed, data):
     result = hotbed("plan", data, "--cache", "0.001", *NO_SPEED, "--no-curve")
     assert result.code == 3
     assert re.search(r"does not fit, because the cache is too small: .* needs \d+ rows at once", result.err)
+    assert re.search(r"Without a cache all rows take [\d.]+ KiB\.", result.err)
     share = re.search(r"Take --cache (\S+) or --hbm", result.err)[1]
     assert hotbed("plan", data, "--cache", share, *NO_SPEED, "--no-curve").code == 0
 

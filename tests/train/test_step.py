@@ -127,3 +127,15 @@ def test_seconds_of_training_leave_out_what_was_compiled_meanwhile(monkeypatch):
     assert progress.train_seconds == 4.0
     clock.pause(progress)
     assert progress.train_seconds == 4.0 + 6.0 - 2.5
+
+
+def test_the_rate_of_a_resumed_run_is_of_its_own_steps():
+    clock, progress = RunClock(torch.device("cpu")), Progress(train_seconds=10.0)
+    clock.continue_from(progress, 3)
+    progress.train_seconds = 12.0
+    assert clock.end_line(progress, 40, 4) == (2.0, 5.0)
+    progress.train_seconds = 14.0
+    assert clock.end_line(progress, 40, 4) == (2.0, 20.0)
+    clock.continue_from(progress, 4)
+    progress.train_seconds += 1e-6
+    assert clock.end_line(progress, 40, 4)[1] is None

@@ -310,9 +310,10 @@ def too_small(
         for to_spare in (True, False)
     )
     spare = f", which leaves some to spare ({least} holds the batches counted)" if least != enough else ""
+    whole = "" if amounts.has_dynamic or on_ssd else f" Without a cache all rows take {in_words(amounts.whole)}."
     return BudgetError(
         f"the cache is too small: {counted} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {enough} "
-        f"or more{spare}, or smaller batches (--set {counted.setting}=N).",
+        f"or more{spare}, or smaller batches (--set {counted.setting}=N).{whole}",
         enough.num_slots,
     )
 

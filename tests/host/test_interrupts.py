@@ -25,6 +25,9 @@ from hotbed.store.ssd.format import HEADER_BYTES
 
 STEPS = 2000  # more than any call here has
 
+# what other tests left may be collected meanwhile, and its finalizer interrupted
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 def interrupted(call: Callable[[], Any], files: set[str], every: int = 1) -> Iterator[None]:
     """Runs the call again and again, each time interrupted one step later, and stops when it has run through."""

@@ -105,7 +105,8 @@ def test_the_smallest_cache_that_will_do(needed, enough):
     assert error.num_slots == enough
     assert "the largest of the first 9 of 20 batches of valid (1,000 samples each)" in str(error)
     assert f" needs {needed:,} rows at once, and the cache holds 5. Take --cache " in str(error)
-    assert str(error).endswith("or smaller batches (--set data.eval_batch_size=N).")
+    advice = "or smaller batches (--set data.eval_batch_size=N). Without a cache all rows take 128.0 KiB."
+    assert str(error).endswith(advice)
     share, hbm = re.search(r"--cache (\S+) or --hbm (\S+) or more", str(error)).groups()
     assert round(float(share) * 1024) >= enough
     assert EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm=hbm).groups[0].num_slots >= enough

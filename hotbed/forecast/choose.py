@@ -107,8 +107,8 @@ def choose(request: ForecastRequest, given: Collection[str]) -> Choice:
             if name not in given:
                 request, forecast, one = choose_one(request, forecast)
                 settings.append(one)
-    if forecast.problems:
-        return Choice(request, settings, None, None, forecast)
+    if forecast.problems:  # settings that are refused altogether are an error, as they are without a choice
+        return Choice(request, settings, None, None, forecast if forecast.parts else make_forecast(request))
     slots = forecast.setting["slots"]
     shares = None
     if slots is not None and len(request.groups) == 1:

@@ -77,7 +77,7 @@ class Board:
 
     @contextmanager
     def turn(self, wait: Callable[[float], object]) -> Iterator[None]:
-        """One worker at a time is in it: two that update would take the cores from requests. `wait` is for so many seconds.
+        """One worker at a time is in it: two that update would take the cores from requests. `wait(seconds)` may give up.
 
         After _LONGEST_TURN it is entered all the same: a worker that hangs must not keep the others from newer models.
         """

@@ -174,9 +174,10 @@ def test_a_dataset_without_counts(hotbed, data):
     assert "hotbed prepare" in result.err
 
 
-def test_a_dataset_without_rows(hotbed, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--choose"]])
+def test_a_dataset_without_rows(hotbed, tmp_path, more):
     make_dataset(tmp_path / "empty", {"train": [0], "valid": [5]})
-    result = hotbed("plan", tmp_path / "empty", *NO_SPEED)
+    result = hotbed("plan", tmp_path / "empty", *NO_SPEED, *more)
     assert result.code == 2
     assert "no rows to train on" in result.err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.data.raw_files import criteo_line, write
 from tests.fresh import Program
 
-# argv: out, inputs, options of prepare, rename to die before (0: none)
+# argv: out, inputs, options of prepare, rename to die before: its number (0: none), or a folder that a file first comes into
 CODE = """
 import json, os, signal, sys
 import hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
@@ -26,7 +26,7 @@ def dying(source, target):
     global done
     ours = ".partial" in str(target)
     done += ours
-    if ours and done == deadly:
+    if ours and deadly in (done, os.path.basename(os.path.dirname(target))):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
 
@@ -39,7 +39,7 @@ print("renames", done)
 """
 
 
-def run(out: Path, inputs: list[Path], options: dict, deadly: int = 0) -> tuple[int, str, str]:
+def run(out: Path, inputs: list[Path], options: dict, deadly: int | str = 0) -> tuple[int, str, str]:
     done = Program(CODE, json.dumps([str(out), [str(path) for path in inputs], options, deadly])).ended()
     return done.returncode, done.stdout, done.stderr
 

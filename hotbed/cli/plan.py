@@ -102,10 +102,14 @@ def plan_command(
         from hotbed.forecast.links import ASSUMED, read_links
         from hotbed.forecast.request import ForecastRequest
         from hotbed.forecast.what_if import advise, parse_variation, vary
+        from hotbed.parallel.world import World
+        from hotbed.run.config_check import raise_problems
+        from hotbed.train.build_ranks import rank_problems
 
         request = ForecastRequest(
             config, dataset, ranks or 1, calibrate, links=ASSUMED if links is None else read_links(links)
         )
+        raise_problems(rank_problems(config, World(0, request.world)))
         changes = [parse_variation(text) for text in what_if]
         choice = _choose(request, names) if choose else None
         if choice is not None:

@@ -25,10 +25,8 @@ from hotbed.forecast.forecast import Forecast, make_forecast
 from hotbed.forecast.network import Group
 from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.what_if import Advice, advise, flat_of
-from hotbed.parallel.world import World
 from hotbed.run.config_check import raise_problems
 from hotbed.run.run_file import compose
-from hotbed.train.build_ranks import rank_problems
 
 _PRECISIONS = (
     ("fp32", "same"),
@@ -162,7 +160,8 @@ def _fastest(
 ) -> tuple[ForecastRequest, Forecast, Setting]:
     """The first value, of those that fit, that takes at most `near` of the fewest seconds."""
     tried = [
-        (value, request, forecast) if value == usual else (value, *_varied(request, name, value)) for value in values
+        (value, request, forecast) if value == usual else (value, other := _with(request, **{name: value}), _try(other))
+        for value in values
     ]
     fitting = [one for one in tried if not one[2].problems]
     least = min(seconds(one[2]) for one in fitting)
@@ -172,18 +171,6 @@ def _fastest(
     why = f"ms a step that training waits for other ranks: {costs}"
     why += f"; does not fit: {', '.join(refused)}" if refused else ""
     return request, forecast, Setting(name, value, why, value == usual)
-
-
-def _varied(request: ForecastRequest, name: str, value: str) -> tuple[ForecastRequest, Forecast]:
-    """A setting that training refuses next to those that are kept does not fit either."""
-    other = _with(request, **{name: value})
-    forecast = _try(other)
-    new = [one for one in _problems_of_ranks(other) if one not in _problems_of_ranks(request)]
-    return other, forecast._replace(problems=[*forecast.problems, *new])
-
-
-def _problems_of_ranks(request: ForecastRequest) -> list[str]:
-    return rank_problems(request.config, World(0, request.world))
 
 
 def _waiting(forecast: Forecast) -> float:

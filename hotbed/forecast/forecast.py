@@ -26,6 +26,7 @@ from hotbed.forecast.step_time import StepJob, StepSpeed, WireJob, Wires, speed_
 from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_memory
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import in_words, parse_bytes, typed
+from hotbed.parallel.world import World
 from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.store import tiered
@@ -33,6 +34,7 @@ from hotbed.store.ssd.format import RECORD_HEAD
 from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes, with_some_to_spare
 from hotbed.tables.sizing.fit import BatchSample, model_problems, sizes_of, table_problems, too_small
 from hotbed.train.build import model_of
+from hotbed.train.build_ranks import rank_problems
 
 
 class Forecast(NamedTuple):
@@ -89,7 +91,7 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     config, dataset = request.config, request.dataset
     _check_rows(config, dataset)
     device = pick_device(config.train.device)
-    problems: list[str] = []
+    problems = rank_problems(config, World(0, request.world))
     rooms: list[Room] = []
     try:
         sketch = request.sketch
@@ -125,6 +127,8 @@ def make_forecast(request: ForecastRequest) -> Forecast:
         wired = WireJob(cluster, request.links.fabric, 0.0 if known is None else known.step, weights)
         wires = wires_of(request.frequencies, shape, request.sketch, wired, config)
         notes.append(f"network: {request.links.about}")
+        if config.parallel.mode != "sharded":
+            notes.append(f"network: bytes and times are those of parallel.mode=sharded, not of {config.parallel.mode}")
     speed = None
     if known is not None:
         job = _job(request, traffic, num_slots, shape, wires, device.type == "cuda")

@@ -44,7 +44,7 @@ from hotbed.tables.sizing.fit import (
     table_problems,
     too_small,
 )
-from hotbed.tables.sizing.placement import with_placements
+from hotbed.tables.sizing.placement import check_columns, with_placements
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
@@ -166,6 +166,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     tables = with_placements(table_specs(config, schema), "row", world.size)
     given = config.tables
     precision = cast(Precision, given.precision)
+    check_columns(tables, optimizer, precision, world.size)
     ssd = own_folder(given.ssd, world) or None
     replicas = replica_share(config.parallel.mode, config.parallel.replicas, world.size)
     in_bytes = (given.hbm or None, given.memory or None, ssd)

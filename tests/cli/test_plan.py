@@ -116,6 +116,35 @@ def test_ranks_share_rows_and_send_bytes(hotbed, tmp_path):
     assert two["setting"]["slots"] < 0.6 * one["setting"]["slots"]
 
 
+@pytest.mark.parametrize("more", [[], ["--choose"]])
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["dense.optimizer=adagrad"], "dense.optimizer: must be adam or sgd with 2 ranks"),
+        (["parallel.local_ranks=3"], "parallel.local_ranks: must divide the 2 ranks, not 3"),
+        (["parallel.placement=column"], "2 does not divide dim=5"),
+    ],
+)
+def test_what_training_refuses_of_ranks_is_refused(hotbed, data, sets, said, more):
+    given = [word for one in sets for word in ("--set", one)]
+    result = hotbed("plan", data, "--cache", "0.5", *given, *NO_SPEED, "--no-curve", "--ranks", 2, *more)
+    assert result.code == 2
+    assert said in " ".join(result.err.split())
+    assert hotbed("plan", data, "--cache", "0.5", *given, *NO_SPEED, "--no-curve").code == 0, "one rank"
+
+
+def test_ranks_of_what_if_that_training_refuses(hotbed, data):
+    asked = ("--cache", "0.5", "--set", "dense.optimizer=adagrad", "--what-if", "ranks=1,2")
+    result = hotbed("plan", data, *asked, *NO_SPEED, "--no-curve")
+    assert "ranks=2 does not fit, because dense.optimizer: must be adam or sgd" in " ".join(result.out.split())
+
+
+def test_a_mode_whose_traffic_is_not_forecast_is_named(hotbed, data):
+    asked = ("--ranks", 2, "--set", "parallel.mode=replicated", *NO_SPEED, "--no-curve", "--json")
+    notes = json.loads(hotbed("plan", data, *asked).out)["notes"]
+    assert "network: bytes and times are those of parallel.mode=sharded, not of replicated" in notes
+
+
 def test_a_narrow_terminal_cuts_nothing_and_a_plot_has_round_numbers(hotbed, data, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = hotbed("plan", data, "--cache", "0.3", *NO_SPEED, "--what-if", "cache=0.2,0.5,0.001")

@@ -155,6 +155,19 @@ def test_what_training_refuses_is_not_chosen(folder, tmp_path):
     assert "does not fit: table" in next(one.why for one in found.settings if one.name == PLACEMENT)
 
 
+def test_rows_that_are_rounded_have_no_replicas(folder):
+    """int8 would fit, and replicas are not what their owner has then."""
+    rows = request_of(folder).sketch.amounts.rows
+    whole = request_of(folder).sketch.amounts.below
+    tight = f"{int(rows / 2 * (whole - 1))}"  # of each rank
+    sharded, replicated = (
+        choose(request_of(folder, 2, tables__memory=tight, parallel__mode=mode), ())
+        for mode in ("sharded", "replicated")
+    )
+    assert sharded.request.config.tables.store_precision == "int8"
+    assert replicated.request.config.tables.store_precision != "int8"
+
+
 def test_all_wait_for_the_rank_that_sends_most(folder):
     """One table on one of two ranks: that rank sends what both would have sent."""
     spread, one_sided = (

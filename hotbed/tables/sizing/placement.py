@@ -44,7 +44,7 @@ def group_shards(
     groups = members_by_group(tables)
     if shard.world == 1:
         return [shard] * len(groups)
-    _refuse_columns(groups, optimizer, precision, shard.world)
+    check_columns(tables, optimizer, precision, shard.world)
     owners = _owners(groups, optimizer, precision, shard.world)
     return [
         shard._replace(by_column=True)
@@ -93,12 +93,10 @@ def largest_rank(
     return loads.index(max(loads)), owners
 
 
-def _refuse_columns(
-    groups: Mapping[GroupKind, Mapping[str, TableSize]], optimizer: RowOptimizer, precision: Precision, world: int
-) -> None:
+def check_columns(tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, world: int) -> None:
     """A ConfigError for what cannot be updated, or cut, by column."""
     wrong = []
-    for kind, members in groups.items():
+    for kind, members in members_by_group(tables).items():
         if not kind.by_column:
             continue
         rows_by, what = kind.optimizer(optimizer), f"tables {', '.join(members)} with placement='column'"

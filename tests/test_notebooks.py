@@ -13,10 +13,14 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # In a process of its own: kernels are started with asyncio and sockets, whose warnings are not ours to mend.
 RUN = """
-import sys, nbformat
+import sys, tempfile, nbformat
 from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": sys.argv[2]}}).execute()
+from traitlets.config import Config
+config, notebook = Config(), nbformat.read(sys.argv[1], as_version=4)
+where = {"metadata": {"path": sys.argv[2]}}
+with tempfile.TemporaryDirectory() as folder:  # of sockets: a port that was free may be taken when the kernel has started
+    config.KernelManager.update(transport="ipc", ip=f"{folder}/kernel")
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where, config=config).execute()
 """
 # Without a kernel, and every `python -m hotbed` a fork: importing torch for each takes most of the time.
 RUN_WITH_COMMANDS = """

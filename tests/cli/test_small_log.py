@@ -184,12 +184,28 @@ def test_trials_are_run_and_the_best_is_kept(hotbed, data, tmp_path):
     assert hotbed("train", "tuned/best.json", "--out", "best").code == 0
 
 
+SECOND_WAITS = f"""
+import time
+from hotbed.tune import study
+run, runs = study.run, []
+
+def waiting(*given):
+    runs.append(given)
+    if len(runs) == 2:
+        time.sleep(1000)
+    return run(*given)
+
+study.run = waiting
+{HOTBED}
+"""
+
+
 def test_trials_continue_after_a_kill(hotbed, data, tmp_path):
     pytest.importorskip("optuna")
     arguments = ("tune", "--data", str(data), "--trials", "3", *TUNE)
-    process = Program(HOTBED, *arguments, cwd=tmp_path)
+    process = Program(SECOND_WAITS, *arguments, cwd=tmp_path)
     assert any("trial 0 complete" in line for line in process.stdout)
-    process.kill()  # in the second trial
+    process.kill()  # in the second trial, which has not ended
     assert process.ended().returncode < 0
     done = hotbed(*arguments)
     assert done.code == 0, done.err

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 
 from hotbed.host import topology
 from tests.host.test_topology import two_sockets  # noqa: F401  fixture
+from tests.ports import free_port
 
 
 def test_alone_it_shows_what_the_ranks_of_a_run_would_get(hotbed, two_sockets, monkeypatch):  # noqa: F811
@@ -41,10 +41,7 @@ def test_a_wrong_device_is_refused(hotbed):
 def test_ranks_of_two_nodes_measure_their_links(tmp_path, more):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "hotbed", "topo", "--json", *more]
+    place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "hotbed", "topo", "--json", *more]
     nodes = [
         subprocess.Popen(
             [*launch, "--node-rank", str(node), *place],

@@ -11,7 +11,7 @@ from tests.fresh import Program
 
 # argv: out, inputs, options of prepare, rename to die before: its number (0: none), or a folder that a file first comes into
 CODE = """
-import json, os, signal, sys
+import itertools, json, os, signal, sys
 import hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import HotbedError
@@ -20,14 +20,11 @@ out, inputs, options, deadly = json.loads(sys.argv[1])
 hotbed.data.formats.blocks.REEL_BYTES = 20_000
 hotbed.data.prepare.parse.PIECE_IDS = 1500
 hotbed.data.prepare.write.PART_ROWS, hotbed.data.prepare.write.GROUP_ROWS = 150, 64
-replace, done = os.replace, 0
+replace, numbers = os.replace, itertools.count(1)
 
 def dying(source, target):
-    global done
-    ours = ".partial" in str(target)
-    done += ours
-    if ours and deadly in (done, os.path.basename(os.path.dirname(target))):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if ".partial" in str(target) and deadly in (next(numbers), os.path.basename(os.path.dirname(target))):
+        os.kill(os.getpid(), signal.SIGKILL)  # two threads rename: each has a number of its own
     replace(source, target)
 
 os.replace = dying
@@ -35,7 +32,7 @@ try:
     prepare(inputs, out, say=print, **options)
 except HotbedError as error:
     sys.exit(f"{type(error).__name__}: {error}")
-print("renames", done)
+print("renames", next(numbers) - 1)
 """
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import http.server
 import json
-import socket
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ from hotbed.data import catalog, download
 from hotbed.data.catalog import HubFolder, RemoteFile
 from hotbed.data.download import list_folder
 from hotbed.errors import DataError
+from tests.ports import free_port
 
 CONTENT = bytes(range(256)) * 1000 + b"the end"
 SIZE = len(CONTENT)
@@ -190,12 +190,6 @@ def test_a_server_that_says_no(server, tmp_path, code, message):
     with pytest.raises(DataError, match=message):
         fetch(server.file(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_refused_connection_is_said_so(tmp_path, monkeypatch):

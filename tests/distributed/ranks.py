@@ -127,7 +127,8 @@ def _rank(place: Place, answer: Connection, work: bytes) -> None:
     os.environ.update({name: str(number) for name, number in numbers.items()}, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     with open(place.stacks, "w") as stacks:
-        faulthandler.dump_traceback_later(place.timeout, file=stacks)
+        # A start takes long on a busy machine: what a rank does meanwhile is not where it hangs.
+        faulthandler.dump_traceback_later(max(place.timeout, TIMEOUT), file=stacks)
         try:
             function, args = pickle.loads(work)
             if place.init:

@@ -29,7 +29,8 @@ SETTINGS = (
     "train.device=cpu",
     "parallel.timeout=300",
 )
-TRAIN = ("--data", "criteo-like:2000", "--epochs", "3", "--cache", "0.3", "--no-forecast")
+# Long: a node is killed once the first checkpoint is there, which takes some looks and calls of Ray.
+TRAIN = ("--data", "criteo-like:2000", "--epochs", "12", "--cache", "0.3", "--no-forecast")
 PREPARE = """
 import hotbed.data.formats.blocks, hotbed.data.prepare.write
 from hotbed.data.prepare.prepare import prepare

@@ -18,9 +18,10 @@ from hotbed.cli import main
 from hotbed.data.embedded import resolve
 from hotbed.run.config_check import read_tree
 from hotbed.train.build import build
-from tests.distributed.train_ranks import TrainRanks
+from tests.distributed.train_ranks import HELD, TrainRanks, held, let_go
 
 CHECKPOINT = 16  # tests wait for the first one: where the disk is slow, later ones are left out
+assert CHECKPOINT < HELD
 SETTINGS = (
     "data.batch_size=30",
     "data.eval_batch_size=700",
@@ -69,9 +70,20 @@ def whole(tmp_path_factory):
     return run
 
 
+COMMAND = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from hotbed.cli import main
+from tests.distributed.train_ranks import held
+held()
+main(sys.argv[1:])
+"""
+
+
 def test_a_killed_rank_leads_to_a_restart_and_the_same_end_behind_a_cache_too(whole, tmp_path):
-    run, log = tmp_path / "run", tmp_path / "log.txt"
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "hotbed"]
+    run, log, script = tmp_path / "run", tmp_path / "log.txt", tmp_path / "hotbed.py"
+    script.write_text(COMMAND)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", str(script)]
     command = [sys.executable, "-m", *launch, *arguments(run, "--cache", "0.3")]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -81,6 +93,7 @@ def test_a_killed_rank_leads_to_a_restart_and_the_same_end_behind_a_cache_too(wh
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.002)
     os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+    let_go(run)
     assert process.wait(300) == 0, log.read_text()
     assert log.read_text().count("train samples") == 2, (
         "rank 0 begins once more; torchrun may end it before it can complain"
@@ -125,9 +138,10 @@ def test_checkpoints_of_ranks_are_known(whole, capsys, monkeypatch, command):
 
 def test_a_signal_to_one_rank_stops_all_and_others_continue(whole, tmp_path, capsys):
     run = tmp_path / "run"
-    ranks = TrainRanks(arguments(run, epochs=9), run)
+    ranks = TrainRanks(arguments(run, epochs=9), run, prepare=held)
     ranks.wait_for_checkpoint(run, CHECKPOINT)
     ranks.signal(1, signal.SIGTERM)
+    let_go(run)
     assert ranks.ended() == [143, 143], ranks.texts()
     assert "interrupted at step" in ranks.texts()[0]
     saved = newest_in(run / "checkpoints")
@@ -171,10 +185,13 @@ def test_k_steps_end_the_same_after_a_stop(tmp_path):
     runs = []
     for name in ("whole", "stopped"):
         run = tmp_path / name
-        ranks = TrainRanks(arguments(run, "--k-step", "4", "--delay", "3"), run)
+        if name == "whole":
+            let_go(run)
+        ranks = TrainRanks(arguments(run, "--k-step", "4", "--delay", "3"), run, prepare=held)
         if name == "stopped":
             ranks.wait_for_checkpoint(run, CHECKPOINT)
             ranks.signal(0, signal.SIGKILL)
+            let_go(run)
             ranks.ended()
             ranks = TrainRanks(["train", "--resume", str(run)], run)
         assert ranks.ended() == [0, 0], ranks.texts()
@@ -220,7 +237,18 @@ def failing():
 
 
 def hanging():
+    """Rank 0 waits for five seconds and no longer; before that, while ranks start, it is as patient as ever."""
+    from hotbed.train import loop
+
     at_step_6(lambda: time.sleep(1000))
+    step = loop.Training._step
+
+    def impatient(self, batch):
+        if os.environ["RANK"] == "0" and self.progress.step == 5:
+            self.world._pulse.timeout = 5.0
+        step(self, batch)
+
+    loop.Training._step = impatient
 
 
 def test_an_error_on_one_rank_stops_all(tmp_path):
@@ -233,8 +261,7 @@ def test_an_error_on_one_rank_stops_all(tmp_path):
 
 
 def test_a_rank_that_hangs_is_named_with_its_stage(tmp_path):
-    given = arguments(tmp_path / "run", "--set", "parallel.timeout=5")
-    ranks = TrainRanks(given, tmp_path / "run", prepare=hanging)
+    ranks = TrainRanks(arguments(tmp_path / "run"), tmp_path / "run", prepare=hanging)
     assert ranks.ended(kept=[1])[0] == 1
     text = "".join(ranks.texts())
     assert "rank 1 is behind, in the stage 'batch of step 6'" in text

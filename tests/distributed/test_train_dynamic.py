@@ -15,7 +15,7 @@ from hotbed.run.config_check import read_tree
 from hotbed.train.build import build
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_train import CHECKPOINT, STEPS, arguments, end_of, hotbed
-from tests.distributed.train_ranks import TrainRanks
+from tests.distributed.train_ranks import TrainRanks, held
 
 DYNAMIC = ("--dynamic", "--admit", "after 2", "--expire", "unused 20 steps, every 5", "--set", "train.log_every=1000")
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory):
 
 def test_a_killed_rank_changes_nothing_and_small_caches_neither(whole, tmp_path):
     run = tmp_path / "run"
-    ranks = TrainRanks(arguments(run, *DYNAMIC, "--cache", "0.4", epochs=2), run)
+    ranks = TrainRanks(arguments(run, *DYNAMIC, "--cache", "0.4", epochs=2), run, prepare=held)
     ranks.wait_for_checkpoint(run, CHECKPOINT)
     ranks.signal(1, signal.SIGKILL)
     ranks.ended()

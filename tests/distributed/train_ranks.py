@@ -19,11 +19,42 @@ from torch.distributed import TCPStore
 from tests.distributed.ranks import _context
 
 LONGEST = 90.0  # seconds
+HELD = 17  # steps
 Prepare = Callable[[], None]  # in the new process, before it trains
 
 
 def nothing() -> None:
     """Ranks as they are."""
+
+
+def held() -> None:
+    """After HELD steps rank 1 waits until it is let go: a run that a test disturbs has not ended before, however busy it is."""
+    from hotbed.train.loop import Training
+
+    step, gone_on = Training._step, _sign(Path(sys.argv[sys.argv.index("--out") + 1]))
+
+    def wait_and_step(training: Training, batch: Any) -> None:
+        while os.environ["RANK"] == "1" and training.progress.step == HELD and not gone_on.exists():
+            time.sleep(0.01)
+        step(training, batch)
+
+    Training._step = wait_and_step  # type: ignore[method-assign]
+
+
+def let_go(run: Path) -> None:
+    """The rank that is `held` goes on, and those of a restart do not wait."""
+    _sign(run).touch()
+
+
+def _sign(run: Path) -> Path:
+    return run.with_name(f"{run.name}-goes-on")
+
+
+def every_checkpoint() -> None:
+    """None is left out because the one before is still being written, as on a slow disk or busy cores."""
+    from hotbed.checkpoint.saver import Saver
+
+    Saver.busy = False  # type: ignore[assignment, method-assign]
 
 
 class TrainRanks:

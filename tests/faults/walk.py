@@ -14,7 +14,7 @@ from hotbed.errors import HotbedError
 from tests.faults.points import Fault, Point, fault_at, record
 
 Rows = dict[str, dict[str, torch.Tensor]]
-_PATIENCE = 20  # seconds; whatever waits longer never ends
+_PATIENCE = 120  # seconds; whatever waits longer never ends
 
 
 class Outcome(NamedTuple):
@@ -104,25 +104,27 @@ def walk(
     walked |= {point._replace(passing=0) for point in points}
     right = refused = 0
     wrong: list[str] = []
-    for point in points:
-        faulthandler.dump_traceback_later(_PATIENCE, exit=True)
-        tables = way.make()
-        try:
-            with fault_at(point):
-                way.train(tables, batches)
-        except Fault:
-            pass
-        except HotbedError as error:
-            if not isinstance(error.__cause__, Fault):
-                wrong.append(f"{point}: {error}")
-                continue
-        found = after(tables, batches, states)
-        right += found == "right"
-        refused += found == "refused"
-        if found not in ("right", "refused"):
-            wrong.append(f"{point}: {found}")
-        close(tables)
-        faulthandler.cancel_dump_traceback_later()
+    try:
+        for point in points:
+            faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+            tables = way.make()
+            try:
+                with fault_at(point):
+                    way.train(tables, batches)
+            except Fault:
+                pass
+            except HotbedError as error:
+                if not isinstance(error.__cause__, Fault):
+                    wrong.append(f"{point}: {error}")
+                    continue
+            found = after(tables, batches, states)
+            right += found == "right"
+            refused += found == "refused"
+            if found not in ("right", "refused"):
+                wrong.append(f"{point}: {found}")
+            close(tables)
+    finally:
+        faulthandler.cancel_dump_traceback_later()  # or it ends the process in the middle of another test
     assert not wrong, f"{len(wrong)} of {len(points)} points: " + "\n".join(wrong[:20])
     return Outcome(len(points), right, refused)
 

@@ -20,18 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 SCRIPT = Path(sys.prefix) / "s3rver" / "node_modules" / "s3rver" / "bin" / "s3rver.js"
 BUCKET = "clicks"
 SECRET = "wJalrXUtnFEMI-K7MDENG-never-to-be-seen"
 FAULTS = ("throttled", "failed", "cut", "dropped", "lost", "slow")
 # s3rver ends when an object is removed between two of its looks at it. A server that stays does not answer that request.
 _STAYING = "for (const kind of ['uncaughtException', 'unhandledRejection']) process.on(kind, () => {});"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class S3Server:
@@ -57,6 +53,7 @@ class S3Server:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
             except OSError:
+                assert self.process.poll() is None, "the S3 server has ended"
                 assert time.monotonic() < deadline, "the S3 server does not start"
                 time.sleep(0.02)
 

@@ -99,10 +99,10 @@ def test_links_lead_to_their_sections(browser, tiers_page):
         assert links.count() == seen.count("section")
         at_top = "(name) => Math.abs(document.querySelector(name).getBoundingClientRect().top) < 20"
         links.filter(has_text="What the tiers did").click()
-        seen.page.wait_for_function(at_top, arg="#tiers", timeout=5000)
+        seen.page.wait_for_function(at_top, arg="#tiers")
         seen.page.locator(".skip").focus()
         seen.page.keyboard.press("Enter")
-        seen.page.wait_for_function(at_top, arg="#learning", timeout=5000)
+        seen.page.wait_for_function(at_top, arg="#learning")
 
 
 def test_dark_and_light_are_two_pages(browser, tiers_page):

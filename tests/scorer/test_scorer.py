@@ -14,8 +14,9 @@ from hotbed.data.raw_reader import RawReader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
 from hotbed.scorer.id_map import FileIds
 from hotbed.train.model_folder import load_learner
+from hotbed.train.run import run
 from hotbed.types import Batch
-from tests.scorer.conftest import KINDS
+from tests.scorer.conftest import KINDS, start
 
 
 def batches(dataset, size=64):
@@ -73,9 +74,11 @@ def test_too_little_memory_says_what_would_do(trained):
         hotbed.load(trained("plain"), memory=100)
 
 
-def test_incremental_chain_of_a_run_that_was_stopped(trained, dataset, tmp_path):
+def test_incremental_chain_of_a_run_that_was_stopped(dataset, tmp_path):
     """Every checkpoint on the way, also one without a model folder beside it."""
-    folder = trained("plain")
+    folder = tmp_path / "run"
+    built = start(folder, dataset, "train.max_steps=9")  # checkpoints after 5 and 9: the second adds to the first
+    run(built.training, built.subject)
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copytree(folder / "checkpoints", alone / "checkpoints")

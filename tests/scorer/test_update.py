@@ -127,7 +127,9 @@ def test_batches_are_of_one_version_while_versions_change(history, dataset, mapp
         threads = [threading.Thread(target=score, args=(scorer,)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for _ in range(3):
+        rounds = 0
+        while rounds < 3 or (len(seen) < 2 and rounds < 1000):
+            rounds += 1
             for name in saved:
                 scorer.update([find(folder / "checkpoints" / name)])
         stop.set()

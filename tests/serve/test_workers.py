@@ -1,5 +1,6 @@
 """Several processes behind one port: each scores alike, is restarted when it dies, and counts as a part of one server."""
 
+import http.client
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_a_killed_worker_comes_back_and_no_answer_is_wrong(run_folder):
         while not stop.is_set():
             try:
                 status, answer = server.score(GOOD)
-            except OSError:  # the worker was killed before it answered
+            except (OSError, http.client.IncompleteRead):  # the worker was killed, before or amid its answer
                 continue
             if status != 200 or not np.allclose(answer["scores"], expected["scores"], atol=1e-6, rtol=0):
                 wrong.append((status, answer))
@@ -214,11 +215,16 @@ def test_workers_that_die_at_once_end_the_server(run_folder):
         killed = set()
 
         def kill():
-            for pid in workers_of(server):
-                if pid not in killed and len(killed) < 5:
-                    killed.add(pid)
+            """Until the server ends: the first two may have started more than 5 s ago, and do not count then."""
+            try:
+                new = [pid for pid in workers_of(server) if pid not in killed]
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+            for pid in new:
+                killed.add(pid)
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return len(killed) == 5
+            return False
 
         until(kill)
         ended = server.program.ended(LONGEST)

@@ -313,7 +313,8 @@ def test_a_follower_that_is_killed_ends_with_the_bits_of_one_that_was_left_alone
         while True:
             again = ["train", "--resume", str(root / "run")] if folders_in(root / "run" / "checkpoints") else None
             first = [*arguments(root), *(["--overwrite"] if (root / "run" / "config.json").exists() else [])]
-            ended = Command(again or first, root, draw.randint(5, changes // 2) if done < kills else 0).ended()
+            # early: on a busy machine more checkpoints are left out, and a run makes half as many changes as the last one
+            ended = Command(again or first, root, draw.randint(5, changes // 4) if done < kills else 0).ended()
             if ended.code != -signal.SIGKILL:
                 assert ended.code == 0, ended.text
                 break

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from hotbed.errors import RunError
 from hotbed.host.atomic import writing
+from hotbed.host.background import pause
 
 _PIECE = 32 << 20  # bytes
+_READ_AT_ONCE = 1 << 20
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -85,10 +87,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            value = zlib.crc32(piece, value)
+    value, piece = 0, memoryview(bytearray(_READ_AT_ONCE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            value = zlib.crc32(piece[:count], value)
+            pause()
     return value
 
 

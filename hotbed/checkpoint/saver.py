@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from hotbed.checkpoint.chain import Entry, advance, chain_of, last_of, locked, remove, unneeded
 from hotbed.checkpoint.types import Rows, Snapshot
-from hotbed.checkpoint.write import State, WriteOptions, be_nice, write_checkpoint
+from hotbed.checkpoint.write import State, WriteOptions, write_checkpoint
 from hotbed.errors import RunError, StoreError
+from hotbed.host.background import be_nice
 from hotbed.store.history import history_of
 
 _NICE = 19  # one thread of lowest priority that sleeps half of the time, so that training keeps its cores

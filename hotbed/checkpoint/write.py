@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from hotbed.checkpoint.row_file import Column, CopyBuffer, FileMark, RowFile, co
 from hotbed.checkpoint.types import Snapshot
 from hotbed.errors import RunError
 from hotbed.host.atomic import flush_to_disk, writing
+from hotbed.host.background import be_nice
 from hotbed.host.threads import run_ahead
 from hotbed.types import RowPart
 
@@ -222,10 +222,3 @@ def _write_gone(path: Path, gone: Iterator[tuple[str, Tensor]]) -> tuple[FileMar
         if file is not None:
             file.abandon()
         raise
-
-
-def be_nice(niceness: int) -> None:
-    """Lower the priority of this thread alone, where the system can."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        with suppress(OSError):  # only root may raise it again
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

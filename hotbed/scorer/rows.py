@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import BudgetError, StoreError
+from hotbed.host.background import pause
 from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
 from hotbed.scorer import kernels
@@ -246,6 +247,7 @@ class FileRows:
             with self.lock:
                 stop = min(start + _SWEPT_AT_ONCE, len(self.cache.keys))
                 kernels.sweep(self.cache, self.files.starts, self._seen(), start, stop)
+            pause()  # else this thread takes the lock again before those who wait for it wake up
         with self.lock:
             self._before = None
 

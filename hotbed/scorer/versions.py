@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.host.background import pause
 from hotbed.scorer.kernels import IN_MODEL, Marks
 from hotbed.scorer.scratch import other_places, places_of, set_places
 
@@ -62,6 +63,7 @@ class RowDraft:
         values = np.ascontiguousarray(values, dtype=np.float32)
         for start in range(0, numbers.shape[0], _AT_ONCE):
             self._put(table, numbers[start : start + _AT_ONCE], values[start : start + _AT_ONCE], compare)
+            pause()
 
     def drop(self, table: int, numbers: Ints) -> None:
         """No scratch file has these rows any more."""

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
-from hotbed.checkpoint.write import be_nice
 from hotbed.errors import HotbedError
+from hotbed.host.background import be_nice, paced
 from hotbed.run.export_format import is_export
 from hotbed.run.remote_folder import refresh
 from hotbed.scorer import Scorer
@@ -30,6 +30,8 @@ from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import ModelSource, open_model, open_source
 from hotbed.serve.metrics import ServerMetrics
 
+_SHARE = 0.25  # of a core, for loading a newer model while requests come
+_BUSY_SECONDS = 1.0  # after a request
 _ASKED_SECONDS = 0.2  # between checks whether a client has asked another worker for a reload
 _log = logging.getLogger("hotbed.serve")
 
@@ -103,6 +105,7 @@ class ModelWatch:
         metrics.uses(scorer, at.written if at is not None else 0.0)
         self._refused: ModelOnDisk | None = None
         self._looking = threading.Lock()
+        self._batches, self._busy_until = 0, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -158,7 +161,8 @@ class ModelWatch:
             with self._board.turn(self._stop.wait):
                 if self._stop.is_set():
                     return "none"
-                way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
+                with paced(_SHARE, self._rest):
+                    way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
         except (HotbedError, OSError, MemoryError) as error:
             return self._refuse(found, str(error))
         except Exception as error:  # an unexpected error must neither stop the updates nor be hidden
@@ -169,6 +173,14 @@ class ModelWatch:
         self._metrics.uses(self._scorer, found.written)
         _log.info("%s is in use now (%s)", self._scorer.version, way)
         return way
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the core to requests for a while; a server without any loads a newer model at full speed."""
+        batches, now = self._metrics.own.batches, time.monotonic()
+        if batches != self._batches:
+            self._batches, self._busy_until = batches, now + _BUSY_SECONDS
+        if now < self._busy_until:
+            self._stop.wait(seconds)
 
     def _refuse(self, found: ModelOnDisk | None, error: str) -> str:
         self._refused = found

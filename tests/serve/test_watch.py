@@ -9,6 +9,7 @@ import pytest
 
 from hotbed.cli import main
 from hotbed.errors import RemoteError, StoreError
+from hotbed.host import background
 from hotbed.serve import watch
 from hotbed.serve.board import Board
 from hotbed.serve.metrics import ServerMetrics
@@ -100,3 +101,25 @@ def test_a_model_is_stale_no_more_when_the_newer_one_or_the_error_has_gone(monke
     one = watch.ModelWatch(None, FullDisk(), metrics, old, 2.0)
     found = [(one.look(), metrics.own.stale) for _ in range(6)]
     assert found == [("refused", 1), ("none", 0)] * 2 + [("refused", 1)] * 2
+
+
+def test_loading_rests_while_requests_come_and_goes_at_full_speed_when_none_do(monkeypatch):
+    now, rests, metrics = [0.0], [], ServerMetrics(Board(1))
+    monkeypatch.setattr(background, "time", SimpleNamespace(thread_time=lambda: now[0]))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = ModelOnDisk(None, (1, 1), 2, list, list)
+    monkeypatch.setattr(watch, "newest", lambda place: found)
+
+    class Loading(FullDisk):
+        def update(self, entries):
+            for requests in (0, 0, 1, 0, 0, 0):
+                metrics.own.batches += requests
+                now[0] += 0.4
+                rests.append(0.0)
+                background.pause()
+            return "full"
+
+    one = watch.ModelWatch(None, Loading(), metrics, None, 2.0)
+    monkeypatch.setattr(one, "_stop", SimpleNamespace(wait=lambda seconds: rests.append(seconds), is_set=lambda: False))
+    assert one.look() == "full"
+    assert rests == pytest.approx([0, 0, 0, 1.2, 0, 1.2, 0, 1.2, 0])  # for a second after the request, 3 times the work

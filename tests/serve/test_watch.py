@@ -120,6 +120,6 @@ def test_loading_rests_while_requests_come_and_goes_at_full_speed_when_none_do(m
             return "full"
 
     one = watch.ModelWatch(None, Loading(), metrics, None, 2.0)
-    monkeypatch.setattr(one, "_stop", SimpleNamespace(wait=lambda seconds: rests.append(seconds), is_set=lambda: False))
+    monkeypatch.setattr(one, "_stop", SimpleNamespace(wait=rests.append, is_set=lambda: False))
     assert one.look() == "full"
     assert rests == pytest.approx([0, 0, 0, 1.2, 0, 1.2, 0, 1.2, 0])  # for a second after the request, 3 times the work

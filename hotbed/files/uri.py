@@ -91,7 +91,7 @@ def local_part(text: str) -> str:
 
 
 def options_of(uri: Uri) -> dict[str, str]:
-    """What URIs of this process said beside bucket and key: region, endpoint_override, scheme, user, password."""
+    """What URIs of this process said besides bucket and key: region, endpoint_override, scheme, user, password."""
     with _lock:
         return dict(_options.get((uri.scheme, uri.authority), {}))
 

@@ -35,7 +35,7 @@ from hotbed.ops.inputs.triton import Descriptions
 
 ARRIVALS = 512  # batches ahead whose counts are kept
 NEW_LISTS = 32  # batches whose new keys are kept
-_NEW_SHARE = 4  # new keys that are listed of a batch: one in so many of its lookups
+_NEW_SHARE = 4  # new keys listed per batch: at most one in this many of its lookups
 WINDOWS = 8  # windows whose counts and lists are kept
 ARRIVED, PLANNED, CLOCK, NUM_WINDOWS = range(4)  # places in the state
 

@@ -6,7 +6,7 @@ as trained: the batches ahead are set aside for a moment (`as_trained`), or take
 rows are those of a loop that looks nowhere ahead, to the bit.
 
 Outside training an id that has no row reads its initial value and is not remembered: for as long as its batch lives it has a
-temporary key, which is no row of the store and is never used again.
+temporary key, which is not a row of the store and is never used again.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class RestoredIds:
         self._uses: dict[str, list[tuple[Ints, Ints]]] = {name: [] for name in _USES}  # (rows, values) as they came
 
     def add(self, part: RowPart) -> Tensor:
-        """The keys of rows of one table; -1 for a shared row where the table has none. Ids of before keep their key."""
+        """The keys of rows of one table; -1 for a shared row where the table has none. Earlier ids keep their keys."""
         if self._index is None:
             self._index = IdIndex(self._ids.room.rows)
         number = self._ids.names.index(part.table)

@@ -4,9 +4,9 @@
     ROOT/copies/<digest>/         whole folders, and the lock of each that is in use (copies.py)
     ROOT/lock, ROOT/used          one process at a time makes room, and the bytes in use
 
-A block is written to a temporary file and renamed, and its checksum is verified at every read, so a killed process or a power loss costs a
-fetch and never a wrong byte; hence nothing is flushed. What was used least recently goes first. With a budget of 0, blocks are
-kept in memory only, the last few of them.
+A block is written to a temporary file and renamed, and its checksum is verified at every read. A killed process or a power loss
+costs a fetch and never a wrong byte, so nothing is flushed. What was used least recently goes first. With a budget of 0, the
+last few blocks are kept in memory only.
 """
 
 from __future__ import annotations

@@ -37,3 +37,15 @@ def test_lines_are_read_as_they_are_written_and_a_kill_is_reported():
 
 def test_a_program_that_hangs_is_killed():
     assert Program("import time; time.sleep(1000)").ended(timeout=0.05).returncode == -signal.SIGKILL
+
+
+def test_with_a_torch_for_cuda_nothing_is_trained_before_processes_are_forked():
+    """Its first backward pass starts threads, and none of the forked processes could train."""
+    code = """if True:
+        import torch
+        from benchmarks.crash import ahead
+        torch.version.cuda = "13.0"
+        torch.Tensor.backward = lambda *_: exit("trained")
+        ahead.load_kernels()
+        """
+    assert run_python(code).returncode == 0

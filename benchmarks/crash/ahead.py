@@ -1,6 +1,8 @@
 """What a process of hotbed imports and the kernels it calls, loaded once and then forked: a process takes seconds otherwise.
 
-The forked processes must find no thread that is gone: only tables are trained here, by one thread, without a look-ahead.
+The forked processes must find no thread that is gone: only tables are trained here, by one thread, without a look-ahead. A
+torch for CUDA starts a thread for every GPU at its first backward pass, and refuses to train in what is forked after it: with
+such a torch nothing is trained here.
 """
 
 import gc
@@ -45,6 +47,8 @@ cpu_target.target_context.refresh()
 
 def load_kernels() -> None:
     """Those of preset and dynamic ids, single and in bags, of one rank and of several, in the cache and below it."""
+    if torch.version.cuda is not None:
+        return
     ids = torch.arange(6)
     bags = Jagged(ids, torch.tensor([0, 1, 3, 6]))
     for optimizer in (optim.Adagrad(), optim.Adam(), optim.SGD(), optim.RowwiseAdagrad(), optim.FTRL()):

@@ -136,9 +136,11 @@ class PlannerChoice:
                 self._tables.ownership.planners.remove(planner)
 
     def begin_anew(self) -> None:
-        """The caches are others."""
+        """The caches are others; planners of those before are of no use, and their memory goes with them."""
         for planner in self._recorded:
             planner.stop()
+        kept = self._tables.ownership.planners
+        kept[:] = [planner for planner in kept if planner not in self._recorded]
         self._recorded.clear()
         self._asked = False
 

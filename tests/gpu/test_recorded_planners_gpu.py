@@ -93,6 +93,30 @@ def test_evaluation_in_between_and_many_passes():
     assert_same(plain, cached)
 
 
+@pytest.mark.parametrize("way", ["recorded", "eager"])
+def test_rows_on_their_way_within_a_budget(way):
+    """Windows are cut to fit; buffers go when a pass ends, also after rows were loaded, and come again with the next."""
+    loader = batches(20, 256)
+    plain, cached = make(), make(cache=0.15, staging="1500KiB")
+    if way == "eager":
+        cached.stop_recording(feeds=True)
+    saved = plain.state_dict()
+    for loads in (False, True, False):
+        expected = train(plain, loader)
+        feed = hotbed.prefetch(loader, cached)
+        assert train(cached, feed) == expected
+        for planner in cached.ownership.planners:
+            assert not sum(ring.nbytes for transfer in planner._transfers for ring in transfer._rings)
+        if loads:
+            for tables in (plain, cached):
+                tables.load_state_dict(saved)
+    assert bool(cached.ownership.planners) is (way == "recorded")
+    assert_same(plain, cached)
+    counts = cached.counters()
+    assert counts.misses > counts.created
+    assert 20 < counts.windows < counts.batches == 60
+
+
 def test_a_bad_id_is_found_before_its_batch_is_trained():
     loader = batches(20, 128)
     loader[7][5, 1] = 900

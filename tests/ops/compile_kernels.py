@@ -31,8 +31,10 @@ from hotbed.ops.keys import Addresses
 from hotbed.ops.keys.triton import make_keys
 from hotbed.ops.lookup.triton import lookup
 from hotbed.ops.lookups import Bags, IdCheck, Lookups, SortedKeys, Span
+from hotbed.ops.move import InitialTable, initial_rows
 from hotbed.ops.move.triton import pack, unpack
 from hotbed.ops.records import layout_of
+from hotbed.ops.shard import Shard
 from hotbed.ops.update import settings_of
 from hotbed.ops.update.triton import update
 
@@ -123,7 +125,10 @@ def compile_moves():
     (group,) = tables.caches
     rows = zeros(10, group.layout.width, dtype=torch.float32)
     pack(group.records, zeros(10), rows, 10)
-    unpack(group.records, zeros(10), zeros(10, dtype=torch.int32), rows, zeros(10), group.keyspace.initial, 10)
+    columns = InitialTable(0, 5, hotbed.Uniform(0.1), None)
+    slices = initial_rows(6, hotbed.optim.Adam(), [columns], shard=Shard(1, 2, by_column=True))
+    for first in (group.keyspace.initial, slices):
+        unpack(group.records, zeros(10), zeros(10, dtype=torch.int32), rows, zeros(10), first, 10)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,17 @@ def test_feeds_inside_each_other_and_rows_that_are_loaded():
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
+def test_rows_that_are_loaded_at_the_end_of_a_pass_leave_no_planner():
+    """That of the cache before would keep its memory, page-locked and on the device, until a batch needs another."""
+    tables = hotbed.EmbeddingTables({"a": Table(40, 3)}, optim.SGD(lr=0.1), cache=0.5)
+    for n, ids in enumerate(hotbed.prefetch([ids[:, :1].contiguous() for ids in batches(3, 6)], tables)):
+        tables(ids).sum().backward()
+        if n == 2:
+            tables.load_state_dict(tables.state_dict())
+    assert tables.ownership.planners == []
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
 def test_a_batch_of_more_keys_than_cells_is_refused():
     tables = hotbed.EmbeddingTables({"a": Table(4000, 3)}, cache=0.005)
     loader = [torch.arange(300).reshape(-1, 1).contiguous() for _ in range(3)]

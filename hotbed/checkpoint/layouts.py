@@ -4,7 +4,7 @@
     checkpoints/rank-0-of-2/000000001000      of two ranks: each has the rows that it owns
     checkpoints/rank-1-of-2/000000001000
 
-A checkpoint of ranks is complete when all of them have one of that step. A run resumes from the newest complete one, with any
+A checkpoint of ranks is complete when all of them have one of that name. A run resumes from the newest complete one, with any
 number of ranks.
 """
 
@@ -64,12 +64,14 @@ def step_of(folder: Path) -> int:
 
 
 def steps_of(checkpoints: Path, world: int) -> dict[int, SavedCheckpoint]:
-    """The complete checkpoints of `world` ranks, oldest first."""
-    by_rank = [
-        {step_of(folder): folder for folder in folders_in(root_of(checkpoints, rank, world))} for rank in range(world)
-    ]
-    common = sorted(set.intersection(*(set(steps) for steps in by_rank)))
-    return {step: SavedCheckpoint(step, tuple(steps[step] for steps in by_rank)) for step in common}
+    """The complete checkpoints of `world` ranks, oldest first; of a step that was saved twice, the last that all have."""
+    first, *others = (folders_in(root_of(checkpoints, rank, world)) for rank in range(world))
+    by_rank = [{folder.name: folder for folder in folders} for folders in others]
+    common = [folder for folder in first if all(folder.name in folders for folders in by_rank)]
+    return {
+        step_of(one): SavedCheckpoint(step_of(one), (one, *(folders[one.name] for folders in by_rank)))
+        for one in common
+    }
 
 
 def newest_in(checkpoints: Path) -> SavedCheckpoint | None:

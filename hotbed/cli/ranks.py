@@ -177,7 +177,7 @@ class TorchrunRanks:
         known = isinstance(error, HotbedError)
         text = str(error) if known else "".join(traceback.format_exception(error))
         if isinstance(error, KeyboardInterrupt):
-            text = "interrupted"
+            text, known = "interrupted", True
         elif _is_echo(error):
             first = self.pulse.failure(_WAIT_FOR_REASON)
             if first is not None and first.rank != self.rank:

@@ -100,12 +100,12 @@ def train_run(
                     _print_dry_run(built, start, options.as_json)
                 return run_folder
             if world.is_first:
+                noted = {} if start.resume else {"path": str(dataset.path.resolve()), **describe(dataset)}
                 if not start.resume:
                     make_run(run_folder, start.overwrite)
                 ranks.begin(run_folder)
                 write_text(run_folder / "config.json", config.to_json())
                 if not start.resume:
-                    noted = {"path": str(dataset.path.resolve()), **describe(dataset)}
                     write_text(run_folder / "data.json", json.dumps(noted) + "\n")
             world.stage("waiting for the run folder")
             world.any(False)

@@ -76,12 +76,13 @@ def _tune(request: TuneRequest, trials: int) -> bool:
             from hotbed.run.folder import alone
             from hotbed.tune.study import best_of, make_folder, read_results, tune, write_tune_page
 
+        def write_page() -> list[TunedTrial]:
+            found, name = read_results(request), f"{request.config.model.name} on {request.config.data.path}"
+            write_tune_page(request.folder / "report.html", name, found)
+            return found
+
         def say(trial: TunedTrial) -> None:
-            found = read_results(request)
-            write_tune_page(
-                request.folder / "report.html", f"{request.config.model.name} on {request.config.data.path}", found
-            )
-            best = best_of(found)
+            best = best_of(write_page())
             auc = "-" if trial.valid_auc is None else f"{trial.valid_auc:.4f}"
             values = ", ".join(f"{short_name(path, trial.values)} {value}" for path, value in trial.values.items())
             shown = "" if best is None else f"; best {best.valid_auc:.4f} (trial {best.number})"
@@ -89,7 +90,9 @@ def _tune(request: TuneRequest, trials: int) -> bool:
 
         make_folder(request)
         with alone(request.folder):
-            return tune(request, trials, say)
+            finished = tune(request, trials, say)
+            write_page()  # also where no trial was left to run
+            return finished
 
 
 def short_name(path: str, paths: Collection[str]) -> str:

@@ -211,11 +211,15 @@ class RankSaver:
 
         They did not count, because other ranks do not have them; together with what those write from now on they would.
         """
-        if self._world.size > 1:
-            later = [folder for folder in folders_in(self.root) if step_of(folder) > saved.step]
-            if later:
-                with locked(self.root):
-                    remove(later)
+        if self._world.size == 1:
+            return
+        folders, name = folders_in(self.root), saved.folders[0].name
+        kept = sum(step_of(folder) < saved.step for folder in folders)
+        if saved.world == self._world.size:
+            kept = [folder.name for folder in folders].index(name) + 1
+        if folders[kept:]:
+            with locked(self.root):
+                remove(folders[kept:])
 
     def poll(self) -> bool:
         """Between steps: report what went wrong; True when one was finished since the last call."""

@@ -108,6 +108,7 @@ def tune(request: TuneRequest, trials: int, say: Callable[[TunedTrial], None]) -
     """Run trials until `trials` of them have ended; False if interrupted. `make_folder` comes first."""
     study = _open_study(request)
     _requeue_lost(study)
+    _keep_best(request, study)  # a process may have been killed before it did
     while len(results(study)) < trials:
         if not _run_trial(request, study, say):
             return False
@@ -248,26 +249,27 @@ def _run_trial(request: TuneRequest, study: optuna.Study, say: Callable[[TunedTr
     except (RunError, ConfigError) as error:  # it diverged, or does not fit
         trial.set_user_attr("error", str(error))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    _keep_best(request, study, folder)
-    say(results(study)[-1])
+    _keep_best(request, study)
+    found = results(study)
+    if best_of(found) is None and len(found) >= STARTUP_TRIALS:
+        raise HotbedError(
+            f"none of the first {STARTUP_TRIALS} trials came to its end: {_errors(study)}. Correct the settings."
+        )
+    say(found[-1])
     return True
 
 
-def _keep_best(request: TuneRequest, study: optuna.Study, folder: Path) -> None:
+def _keep_best(request: TuneRequest, study: optuna.Study) -> None:
     """Remove the model of every trial but the best, and write its settings."""
     best = best_of(results(study))
     keep = None if best is None else request.folder / "trials" / f"{best.number:04d}"
-    for one in (request.folder / "trials").iterdir():
+    for one in (request.folder / "trials").glob("*"):
         if one != keep:
             for name in _MODEL_FILES:
                 path = one / name
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    if best is not None and folder == keep:
+    if best is not None:
         write_text(request.folder / "best.json", apply(request.config, best.values).to_json())
-    if best is None and len(results(study)) >= STARTUP_TRIALS:
-        raise HotbedError(
-            f"none of the first {STARTUP_TRIALS} trials came to its end: {_errors(study)}. Correct the settings."
-        )
 
 
 def _errors(study: optuna.Study) -> str:

@@ -214,6 +214,32 @@ def test_trials_continue_after_a_kill(hotbed, data, tmp_path):
     assert (tmp_path / "tuned/best.json").is_file()
 
 
+KILLED_AFTER_A_TRIAL = f"""
+import os
+from hotbed.tune import study
+
+tell = study.load_optuna().Study.tell
+
+def last(*given, **named):
+    tell(*given, **named)
+    os._exit(9)
+
+study.load_optuna().Study.tell = last
+{HOTBED}
+"""
+
+
+def test_the_best_trial_is_kept_after_a_kill_behind_its_end(hotbed, data, tmp_path):
+    pytest.importorskip("optuna")
+    arguments = ("tune", "--data", str(data), "--trials", "1", *TUNE)
+    assert Program(KILLED_AFTER_A_TRIAL, *arguments, cwd=tmp_path).ended().returncode == 9
+    assert not (tmp_path / "tuned/best.json").exists()
+    done = hotbed(*arguments)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "tuned/best.json").read_text())["model"]["dim"] == 4
+    assert "All trials, best first" in (tmp_path / "tuned/report.html").read_text()
+
+
 def test_what_tune_refuses(hotbed, log, data, tmp_path):
     pytest.importorskip("optuna")
     prepare(log, tmp_path / "plain", positive="rating>=4", split={"train": 0.8, "test": 0.2})

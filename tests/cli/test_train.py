@@ -134,6 +134,20 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
     assert "the rows behind the cache need" in result.err
 
 
+def test_a_folder_is_as_it_was_where_the_counts_of_the_dataset_are_damaged(hotbed, tmp_path, monkeypatch):
+    run, new = tmp_path / "run", tmp_path / "new"
+    assert hotbed("train", *CLICKS, "--out", run, "--set", "train.max_steps=1").code == 0
+
+    def damaged(_):
+        raise RunError("the counts are damaged")
+
+    monkeypatch.setattr("hotbed.data.dataset.describe", damaged)
+    assert "the counts are damaged" in hotbed("train", *CLICKS, "--out", run, "--overwrite").err
+    assert (run / "model").is_dir()
+    assert "the counts are damaged" in hotbed("train", *CLICKS, "--out", new).err
+    assert not new.exists()
+
+
 def test_a_run_goes_on_with_another_cache(hotbed, tmp_path):
     whole, changed = tmp_path / "whole", tmp_path / "changed"
     assert hotbed("train", *CLICKS, "--out", whole).code == 0

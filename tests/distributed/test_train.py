@@ -236,6 +236,13 @@ def failing():
     at_step_6(fail)
 
 
+def interrupted():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    at_step_6(interrupt)
+
+
 def hanging():
     """Rank 0 waits for five seconds and no longer; before that, while ranks start, it is as patient as ever."""
     from hotbed.train import loop
@@ -258,6 +265,14 @@ def test_an_error_on_one_rank_stops_all(tmp_path):
     assert first.endswith("error: rank 0 stops because of rank 1: ValueError: something else\n")
     assert second.startswith("error: rank 1: Traceback")
     assert second.endswith("ValueError: something else\n\n")
+
+
+def test_a_second_ctrl_c_on_one_rank_stops_all(tmp_path):
+    ranks = TrainRanks(arguments(tmp_path / "run"), tmp_path / "run", prepare=interrupted)
+    assert ranks.ended() == [1, 130]
+    first, second = ranks.texts()
+    assert first.endswith("error: rank 0 stops because of rank 1: interrupted\n")
+    assert second == "error: rank 1: interrupted\n"
 
 
 def test_a_rank_that_hangs_is_named_with_its_stage(tmp_path):

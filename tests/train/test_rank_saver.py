@@ -77,3 +77,30 @@ def test_no_step_is_of_two_histories(tmp_path):
     found = newest_in(tmp_path)
     assert found.step == 300
     assert [read_manifest(folder).document["history"] for folder in found.folders] == ["second"]
+
+
+def histories(saved):
+    return [read_manifest(folder).document["history"] for folder in saved.folders]
+
+
+def test_no_step_is_of_two_saves(tmp_path):
+    """A run that resumes and is stopped at once saves its step again, maybe with tables placed otherwise."""
+    for rank in range(2):
+        write(tmp_path, rank, 2, 200)
+    write(tmp_path, 0, 2, 200, "second")  # rank 1 was killed before it had written
+    found = newest_in(tmp_path)
+    assert histories(found) == ["first", "first"]
+    for rank in range(2):
+        saver(tmp_path, rank, 2).go_back_to(found)
+        write(tmp_path, rank, 2, 200, "third")
+    assert histories(newest_in(tmp_path)) == ["third", "third"]
+
+
+def test_a_step_of_one_process_replaces_what_ranks_began(tmp_path):
+    write(tmp_path, 1, 2, 300)  # rank 0 was killed
+    write(tmp_path, 0, 1, 300, "second")
+    found = newest_in(tmp_path)
+    for rank in range(2):
+        saver(tmp_path, rank, 2).go_back_to(found)
+    write(tmp_path, 0, 2, 300, "third")  # and rank 1 was killed
+    assert histories(newest_in(tmp_path)) == ["second"]

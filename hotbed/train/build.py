@@ -280,7 +280,10 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
         if needed > group.num_slots:
             counted = BatchSample(split, splits[split].batch_size, num_read[split], len(splits[split]))
             amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
-            raise too_small(counted, needed, group.num_slots, amounts, on_ssd=rows.caches[number].is_over_ssd)
+            cache = rows.caches[number]
+            raise too_small(
+                counted, needed, group.num_slots, amounts, on_ssd=cache.is_over_ssd, part=cache.part_of_budget
+            )
 
 
 def _check_unions_fit(learner: Learner, config: RunConfig, dataset: Dataset) -> None:

@@ -104,7 +104,8 @@ class CachedRows:
         self._members, self._shard = members, shard
         self._policy = make_policy(policy)
         self._bounded, self.rounds_below = room.bounded, room.place.int8
-        self._part, self._staged_rows, self._staging_part = room.cache_part, room.staged_rows, room.staging_part
+        self.part_of_budget = room.cache_part
+        self._staged_rows, self._staging_part = room.staged_rows, room.staging_part
         self.cache = self._new_cache(device)
         self._staging = Staging(self.layout.width, device, room.staged_rows)
         self._counts = CacheCounts()
@@ -550,7 +551,9 @@ class CachedRows:
     def _explain(self, error: BudgetError) -> BudgetError:
         rows, record = self.keyspace.preset_rows, self.layout.width * 4
         enough, least = (
-            enough_for(error.num_slots, rows, record, on_ssd=self.is_over_ssd, to_spare=to_spare, part=self._part)
+            enough_for(
+                error.num_slots, rows, record, on_ssd=self.is_over_ssd, to_spare=to_spare, part=self.part_of_budget
+            )
             for to_spare in (True, False)
         )
         spare = f", which leaves some to spare ({least} holds this batch)" if least != enough else ""

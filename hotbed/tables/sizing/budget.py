@@ -74,7 +74,7 @@ class Room(NamedTuple):
     ids: IdRoom | None = None  # of dynamic ids
     bounded: bool = False  # the cache with its index has BYTES_PER_SLOT in addition to every record, and no more
     replica_bytes: int | None = None  # of replicas and their index; None: not limited
-    cache_part: float = 1.0  # of the budget of the cache: the rest is for replicas
+    cache_part: float = 1.0  # of the budget of the cache: the rest is for other groups and replicas
     staged_rows: int | None = None  # of one window that may be on their way; None: not limited
     staging_part: float = 1.0  # of the budget for them
 
@@ -112,6 +112,8 @@ def rooms_of(
         room._replace(bounded=budgets.bounds_index and room.num_slots is not None, place=room.place._replace(int8=int8))
         for room in rooms
     ]
+    if budgets.bounds_index:
+        rooms = _with_cache_parts(rooms, groups)
     rooms = _with_staging(rooms, groups, budgets.staging, device_type) if budgets.staging is not None else rooms
     return _with_replicas(rooms, everywhere or groups, replicas, budgets.replicas) if replicas else rooms
 
@@ -133,6 +135,15 @@ def without_replicas(budgets: Budgets) -> tuple[Budgets, int]:
 def staged_row_bytes(record: int, device_type: str) -> int:
     """Host memory that each row of a window takes on its way: records in and out, and their places, of windows in flight."""
     return STAGED_WINDOWS[device_type] * (2 * record + 8)
+
+
+def _with_cache_parts(rooms: Sequence[Room], groups: Sequence[Size]) -> list[Room]:
+    """What groups have of the budget of the cache. Memory over an ssd also holds their index."""
+    sizes = _cached_bytes(rooms, groups)
+    for number, (room, (rows, _)) in enumerate(zip(rooms, groups)):
+        if room.place.folder is not None and not room.place.memory_slots:
+            sizes[number] += (room.ids.memory or 0) if room.ids is not None else (rows or 0) * SSD_BYTES_PER_KEY
+    return [room._replace(cache_part=size / sum(sizes)) for room, size in zip(rooms, sizes)]
 
 
 def _with_staging(rooms: Sequence[Room], groups: Sequence[Size], staging: str | int, device_type: str) -> list[Room]:
@@ -165,7 +176,10 @@ def _with_replicas(rooms: Sequence[Room], groups: Sequence[Size], replicas: int,
     else:
         sizes = [(rows or 0) * (record + BYTES_PER_SLOT) for rows, record in groups]
         parts = [replicas * size // max(1, sum(sizes)) for size in sizes]
-    return [room._replace(replica_bytes=part, cache_part=1.0 - share) for room, part in zip(rooms, parts)]
+    return [
+        room._replace(replica_bytes=part, cache_part=room.cache_part * (1.0 - share))
+        for room, part in zip(rooms, parts)
+    ]
 
 
 def _check_int8(budgets: Budgets) -> None:
@@ -391,19 +405,17 @@ def enough_for(
     record: int,
     *,
     on_ssd: bool = False,
-    num_groups: int = 1,
     to_spare: bool = True,
     part: float = 1.0,
 ) -> SufficientCache:
     """For batches of which one needs `needed` rows of a group; `rows` is None for dynamic ids.
 
-    `to_spare`: with room for batches that need a little more, else the minimum. If some ids are dynamic and others are not,
-    each kind has at least half of the bytes. `on_ssd`: there is no memory between the cache and the ssd. `part`: of the
-    budget, for the cache.
+    `to_spare`: with room for batches that need a little more, else the minimum. `on_ssd`: there is no memory between the cache
+    and the ssd. `part`: of the budget, for the cache of this group.
     """
     num_slots = with_some_to_spare(needed) if to_spare else needed
     if rows is None:
-        num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) * num_groups / part)
+        num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) / part)
         return SufficientCache(
             num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes)))
         )

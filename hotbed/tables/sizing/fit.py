@@ -300,13 +300,11 @@ def too_small(
 ) -> BudgetError:
     """The error for a cache that cannot hold a batch, with sizes that can; `on_ssd`: memory is the cache.
 
-    `part`: of the budget, for the cache.
+    `part`: of the budget, for the cache of the group.
     """
     rows = None if amounts.has_dynamic else amounts.rows
     enough, least = (
-        enough_for(
-            needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare, part=part
-        )
+        enough_for(needed, rows, amounts.record, on_ssd=on_ssd, to_spare=to_spare, part=part)
         for to_spare in (True, False)
     )
     spare = f", which leaves some to spare ({least} holds the batches counted)" if least != enough else ""

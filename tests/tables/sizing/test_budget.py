@@ -37,6 +37,20 @@ def test_a_batch_that_cannot_fit_names_a_budget_that_works():
     assert hotbed.EmbeddingTables({"a": Table(1000, 8)}, hbm=budget)(ids).shape == (400, 1, 8)
 
 
+@pytest.mark.parametrize("rows", [3000, None])
+def test_the_budget_that_is_named_is_enough_with_the_parts_of_other_groups(rows):
+    tables = {"a": Table(rows=5000, dim=40), "b": Table(rows=rows, dim=4)}
+
+    def call(hbm):
+        ids = {"a": torch.arange(200) % 3, "b": torch.arange(200)}
+        return hotbed.EmbeddingTables(tables, output="dict", hbm=hbm)(ids)
+
+    with pytest.raises(BudgetError) as caught:
+        call("8KiB")
+    named = re.search(r"--hbm ([\w.]+)\)", str(caught.value))[1]
+    assert call(named)["b"].shape == (200, 4)
+
+
 def test_memory_that_is_the_cache_and_holds_no_batch_names_memory(tmp_path):
     """Not hbm=, which there is none of."""
     ids, given = torch.arange(400).unsqueeze(1), {"ssd": f"{tmp_path}:8MiB"}

@@ -192,7 +192,7 @@ class Store:
 
     def _ask(self, doing: str, key: str, request: Callable[[], Result], extra: float = 0.0) -> Result:
         """Make a request until it succeeds, is refused, or patience ends."""
-        from pyarrow import ArrowException  # of Azure, where it has no other name for an error
+        from pyarrow import ArrowException, ArrowInvalid  # the first of Azure, where it has no other name for an error
 
         began: float | None = None
         pause = _FIRST_PAUSE
@@ -204,6 +204,8 @@ class Store:
             except (OSError, ArrowException) as error:
                 said = hide(str(error).strip().splitlines()[0]) if str(error) else type(error).__name__
                 self._refuse(doing, key, said)
+                if isinstance(error, ArrowInvalid):
+                    raise RemoteError(f"{doing} {self._name(key)}: {said}") from None
                 now = time.monotonic()
                 began = now if began is None else began
                 if now - began + pause > patience():

@@ -66,10 +66,10 @@ class Budget(NamedTuple):
         enough = self._enough(needs)
         lists = self._replace(memory=parse_bytes(enough, "memory") // self.processes)._list_bytes(needs)
         divided = f", divided among {self.processes} processes," if self.processes > 1 else ""
-        twice = ", both twice for the next version," if self.updated else ""
+        twice = " (both twice, for the next version)" if self.updated else ""
         raise BudgetError(
-            f"memory={in_words(self.memory * self.processes)}{divided} is too little: lists of ids take {in_words(lists)} and "
-            f"marks of rows {in_words(needs.mark_bytes)}{twice} and the smallest cache of rows {in_words(needs.set_bytes)}. "
+            f"memory={in_words(self.memory * self.processes)}{divided} is too little: lists of ids take {in_words(lists)}, "
+            f"marks of rows {in_words(needs.mark_bytes)}{twice}, and the smallest cache of rows {in_words(needs.set_bytes)}. "
             f"Give memory={enough!r} (--memory {enough}) or more."
         )
 

@@ -11,20 +11,17 @@ memory is bounded by the number of files in flight. The size in the store is com
 from __future__ import annotations
 
 import functools
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from hotbed.errors import ConfigError, RemoteError
+from hotbed.errors import RemoteError
+from hotbed.files.connect import CREDENTIALS, NO_SUCH_BUCKET, connect
 from hotbed.files.settings import PATIENCE_VARIABLE, patience, timeout
-from hotbed.files.uri import DEFAULT_HOST, HADOOP, SCHEMES, Uri, hide, options_of
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+from hotbed.files.uri import HADOOP, Uri, hide
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
 _SLOWEST = 1 << 20  # bytes per second; an upload may take its size at this rate longer than the time limit
@@ -34,22 +31,23 @@ _CHECKSUM_HINT = (
     "The store may not know the checksums that the AWS SDK adds: set AWS_REQUEST_CHECKSUM_CALCULATION=when_required."
 )
 _REFUSALS = {  # a part of the SDK's message -> what to do
-    "NO_SUCH_BUCKET": "There is no such bucket: check its name, or make it first.",
-    "bucket does not exist": "There is no such bucket: check its name, or make it first.",
+    "NO_SUCH_BUCKET": NO_SUCH_BUCKET,
+    "bucket does not exist": NO_SUCH_BUCKET,
+    "ContainerNotFound": NO_SUCH_BUCKET,
     "ACCESS_DENIED": "Access was denied.",
     "INVALID_ACCESS_KEY_ID": "The store does not know the access key.",
     "SIGNATURE_DOES_NOT_MATCH": "The secret key is wrong.",
     "EXPIRED_TOKEN": "The session token has expired.",
+    "AuthorizationFailure": "Access was denied.",
+    "AuthenticationFailed": "Access was denied.",
+    "AuthorizationPermissionMismatch": "Access was denied.",
+    "AuthenticationException": "Access was denied.",
+    "Base64 encoded": "The access key is not one of Azure's.",
+    "PERMISSION_DENIED": "Access was denied.",
+    "UNAUTHENTICATED": "Access was denied.",
     "HTTP status 400": "The store refuses the request.",
     "HTTP status 401": "Access was denied.",
     "HTTP status 403": "Access was denied.",
-}
-_CREDENTIALS = {
-    "s3": "Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials or the machine's role; "
-    "the endpoint of another store from AWS_ENDPOINT_URL_S3.",
-    "gs": "Credentials come from GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`.",
-    "abfs": "Credentials come from AZURE_STORAGE_KEY, or from AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET.",
-    "hdfs": "Hadoop's libraries are found by HADOOP_HOME, ARROW_LIBHDFS_DIR and CLASSPATH (hadoop classpath --glob).",
 }
 Result = TypeVar("Result")
 
@@ -82,7 +80,7 @@ class Store:
 
     def __init__(self, uri: Uri) -> None:
         self._uri = uri._replace(key="")
-        self._files, self._base = _connect(self._uri)
+        self._files, self._base = connect(self._uri)
         self._bucket_seen = False
 
     def stat(self, key: str) -> FileStat | None:
@@ -97,7 +95,7 @@ class Store:
         if self._bucket_seen or self._uri.scheme not in ("s3", "gs", "abfs", "abfss"):
             return
         if str(self._info("").type.name) == "NotFound":
-            raise RemoteError(f"{self._uri}: {_REFUSALS['NO_SUCH_BUCKET']}")
+            raise RemoteError(f"{self._uri}: {NO_SUCH_BUCKET}")
         self._bucket_seen = True
 
     def is_folder(self, key: str) -> bool:
@@ -113,10 +111,13 @@ class Store:
         """What lies below a folder, sorted by key; nothing if it does not exist."""
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(self._at(key), allow_not_found=True, recursive=recursive)
+        whole = recursive or self._uri.scheme == "gs"  # which lists files alone
+        selector = FileSelector(self._at(key), allow_not_found=True, recursive=whole)
         found = self._ask("listing", key, lambda: self._files.get_file_info(selector))
-        entries = [Listed(self._key(info.path), _stat(info) if info.is_file else None) for info in found]
-        return sorted(entry for entry in entries if entry.key)
+        entries = {name: _stat(info) if info.is_file else None for info in found if (name := self._key(info.path))}
+        if self._uri.scheme == "gs":
+            entries = _with_folders(entries, key, recursive=recursive)
+        return [Listed(*one) for one in sorted(entries.items())]
 
     def read(self, key: str, begin: int, end: int, size: int | None = None) -> bytes:
         """Bytes begin .. end - 1 of an object, which must have `size` bytes, if given."""
@@ -156,7 +157,11 @@ class Store:
                 raise OSError(f"the object has {stored} bytes after {size:,} were sent")
 
         # Five times the limit: an upload that was given up and ends late would replace what came after it.
-        self._ask("writing", key, upload, 4 * timeout() + size / _SLOWEST)
+        try:
+            self._ask("writing", key, upload, 4 * timeout() + size / _SLOWEST)
+        except FileNotFoundError:  # as gs:// says it
+            self._check_bucket()
+            raise
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -187,6 +192,8 @@ class Store:
 
     def _ask(self, doing: str, key: str, request: Callable[[], Result], extra: float = 0.0) -> Result:
         """Make a request until it succeeds, is refused, or patience ends."""
+        from pyarrow import ArrowException, ArrowInvalid  # the first of Azure, where it has no other name for an error
+
         began: float | None = None
         pause = _FIRST_PAUSE
         while True:
@@ -194,9 +201,11 @@ class Store:
                 return _limited(request, timeout() + extra)
             except (RemoteError, FileNotFoundError):
                 raise
-            except OSError as error:
+            except (OSError, ArrowException) as error:
                 said = hide(str(error).strip().splitlines()[0]) if str(error) else type(error).__name__
                 self._refuse(doing, key, said)
+                if isinstance(error, ArrowInvalid):
+                    raise RemoteError(f"{doing} {self._name(key)}: {said}") from None
                 now = time.monotonic()
                 began = now if began is None else began
                 if now - began + pause > patience():
@@ -211,7 +220,7 @@ class Store:
         """A RemoteError for an answer that will not change."""
         for sign, meaning in _REFUSALS.items():
             if sign in said:
-                hint = _CREDENTIALS.get(self._uri.scheme.removesuffix("s"), "") if "bucket" not in meaning else ""
+                hint = CREDENTIALS.get(self._uri.scheme, "") if "bucket" not in meaning else ""
                 raise RemoteError(f"{doing} {self._name(key)}: {meaning} {hint} ({said})".replace("  ", " ")) from None
 
 
@@ -221,78 +230,17 @@ def store_of(scheme: str, authority: str) -> Store:
     return Store(Uri(scheme, authority, ""))
 
 
-def _connect(uri: Uri) -> tuple[FileSystem, str]:
-    """The file system of a URI, and the path of its bucket there."""
-    if uri.scheme not in SCHEMES:
-        return _from_fsspec(uri)
-    from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem, HadoopFileSystem
-
-    try:
-        if uri.scheme == "s3":
-            return _s3(uri), uri.authority
-        if uri.scheme in HADOOP:
-            host = DEFAULT_HOST if uri.authority == DEFAULT_HOST else f"{uri.scheme}://{uri.authority}"
-            return HadoopFileSystem(host), ""
-        files, base = FileSystem.from_uri(f"{uri.scheme}://{uri.authority}/")
-        return files, base.strip("/")
-    except (ArrowException, OSError, ImportError) as error:
-        if isinstance(error, RemoteError):
-            raise
-        hint = _CREDENTIALS.get(uri.scheme.removesuffix("s"), "")
-        raise RemoteError(f"{uri} cannot be opened: {hide(str(error).splitlines()[0])}. {hint}") from None
-
-
-def _s3(uri: Uri) -> FileSystem:
-    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
-
-    given = options_of(uri)
-    variables = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-    address = given.get("endpoint_override") or next((one for one in variables if one), "")
-    protocol, separator, host = address.partition("://")
-    return S3FileSystem(
-        access_key=given.get("user"),
-        secret_key=given.get("password"),
-        region=given.get("region") or ("" if address else _region(uri)) or None,
-        scheme=given.get("scheme") or (protocol if separator else None),
-        endpoint_override=(host if separator else address).rstrip("/") or None,
-        background_writes=False,  # else parts of an upload pile up in memory
-        connect_timeout=min(timeout(), 10.0),
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # this module waits between its own
-    )
-
-
-def _region(uri: Uri) -> str:
-    """The region of a bucket of AWS; empty where the environment says it, or nobody does."""
-    from pyarrow.fs import resolve_s3_region
-
-    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        return ""
-    try:
-        return str(resolve_s3_region(uri.authority))
-    except OSError as error:
-        if "not found" in str(error):
-            raise RemoteError(f"{uri}: {_REFUSALS['NO_SUCH_BUCKET']}") from None
-        return ""
-
-
-def _from_fsspec(uri: Uri) -> tuple[FileSystem, str]:
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    known = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "file"))
-    try:
-        import fsspec
-
-        found = fsspec.filesystem(uri.scheme)
-    except ImportError as error:
-        raise ConfigError(
-            f"{uri} needs a package that is not installed ({error}). Without further packages hotbed reads {known}."
-        ) from None
-    except ValueError:
-        raise ConfigError(
-            f"{uri}: the scheme {uri.scheme}:// is unknown. hotbed reads {known}, and what installed fsspec packages read."
-        ) from None
-    return PyFileSystem(FSSpecHandler(found)), uri.authority
+def _with_folders(entries: dict[str, FileStat | None], above: str, *, recursive: bool) -> dict[str, FileStat | None]:
+    """The entries below a folder, with the folders that their names imply; without `recursive` of one level."""
+    start = above.count("/") + 1 if above else 0
+    found: dict[str, FileStat | None] = {}
+    for key, stat in entries.items():
+        parts = key.split("/")
+        folders = ["/".join(parts[:depth]) for depth in range(start + 1, len(parts))]
+        found |= dict.fromkeys(folders if recursive else folders[:1])
+        if recursive or not folders:
+            found[key] = stat
+    return found
 
 
 def _stat(info: Any) -> FileStat:

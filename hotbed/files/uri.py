@@ -18,11 +18,17 @@ from hotbed.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")  # what pyarrow.fs reads; others through fsspec
 HADOOP = ("hdfs", "viewfs")
+_AZURE = ("abfs", "abfss")
 DEFAULT_HOST = "default"  # the one that Hadoop's settings name
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "az": "abfs"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)(.*)", re.DOTALL)
-_QUERY = re.compile(r"\?(\w+=[^&/?*]*(?:&\w+=[^&/?*]*)*)$")  # a ? that is no wildcard
-_PLAIN_OPTIONS = {"region", "endpoint_override", "scheme"}  # options that are not secret
+_OPTION = r"\w+=(?:(?<=[?&]sig=)[^&?*]*|[^&/?*]*)"  # the signature of a token may have slashes
+_QUERY = re.compile(rf"\?({_OPTION}(?:&{_OPTION})*)$")  # a ? that is no wildcard
+PLAIN_OPTIONS = (  # those that are not secret
+    *("region", "endpoint_override", "scheme"),
+    *("blob_storage_authority", "dfs_storage_authority", "enable_tls"),
+)
+_SIGNED_FIELDS = ("sv", "ss", "srt", "sp", "se", "st", "spr", "sr")  # of a SAS token, all but its signature
 _SECRET_VARIABLES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"),
@@ -61,8 +67,12 @@ def read_uri(text: str) -> Uri | None:
     user, at, host = authority.rpartition("@")
     if at and ":" in user:
         name, _, password = user.partition(":")
-        options |= {"user": unquote(name), "password": unquote(password)}
+        options["password"] = unquote(password)
         authority = host
+        if scheme not in _AZURE:
+            options["user"] = unquote(name)
+        elif name:  # the account or the container
+            authority = f"{name}@{host}"
     if not authority and scheme in HADOOP:
         authority = DEFAULT_HOST
     if not authority:
@@ -103,6 +113,7 @@ def hide(text: str) -> str:
     known.update(value for name in _SECRET_VARIABLES if len(value := os.environ.get(name, "")) >= _LEAST_SECRET)
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, "***")
+    text = re.sub(r"\b(sig=)[^&\s]+", r"\1***", text)
     return re.sub(r"(://[^\s/@:]*):[^\s/@]+@", r"\1:***@", text)
 
 
@@ -115,5 +126,7 @@ def _remember(scheme: str, authority: str, options: dict[str, str]) -> None:
     with _lock:
         _options.setdefault((scheme, authority), {}).update(options)
         _secrets.update(
-            value for name, value in options.items() if name not in _PLAIN_OPTIONS and len(value) >= _LEAST_SECRET
+            value
+            for name, value in options.items()
+            if name not in (*PLAIN_OPTIONS, *_SIGNED_FIELDS) and len(value) >= _LEAST_SECRET
         )

@@ -88,7 +88,7 @@ def typed(amount: float) -> str:
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
         if amount >= size:
             return f"{math.ceil(10 * amount / size) / 10:g}{unit}"
-    return f"{math.ceil(amount / 1024)}KiB"
+    return f"{math.ceil(amount / 1024)}KiB" if amount >= 10 * 1024 else f"{math.ceil(amount)}B"
 
 
 def parse_share(text: str) -> float:

@@ -14,8 +14,9 @@ import logging
 from typing import NamedTuple
 
 from hotbed.ops.shard import Shard
+from hotbed.scorer.budget import Budget
 from hotbed.scorer.intake import ReadAnewError, RowIntake
-from hotbed.scorer.live import Budget, LiveModel, build_dense
+from hotbed.scorer.live import LiveModel, build_dense
 from hotbed.scorer.owners import RowOwners
 from hotbed.scorer.source import ModelSource
 from hotbed.scorer.versions import RowDraft

@@ -29,6 +29,7 @@ Ints = NDArray[np.int64]
 BLOCK = 256
 _BLOCK_BYTES = 12 * BLOCK
 _NEVER = -2  # the number of a slot without an id
+_SET_BYTES = WAYS * (8 + 4) + 1  # ids, numbers, the next way
 
 
 class IdMap(Protocol):
@@ -55,6 +56,11 @@ class IdMap(Protocol):
 def bytes_in_memory(num_ids: int) -> int:
     """The size of a map that is entirely in memory."""
     return 8 * num_ids + 4 * _num_slots(num_ids)
+
+
+def bytes_in_file(num_ids: int, memory: int) -> int:
+    """The size of a map whose ids are in a file, with `memory` bytes if that holds a cache, else the least that does."""
+    return _fixed_bytes(num_ids) + _SET_BYTES * _num_sets(num_ids, memory)
 
 
 class MemoryIds:
@@ -107,7 +113,7 @@ class FileIds:
         self._later = MemoryIds(np.empty(0, dtype=np.int64))  # than those in the file
         for start in range(0, len(ids), BLOCK << 8):
             write_all(self._file, _blocks(ids, order[start : start + (BLOCK << 8)]))
-        num_sets = max(1, (memory - self._fences.nbytes) // (WAYS * 13))
+        num_sets = _num_sets(len(ids), memory)
         self._keys = np.zeros((num_sets, WAYS), dtype=np.int64)
         self._numbers = np.full((num_sets, WAYS), _NEVER, dtype=np.int32)
         self._turns = np.zeros(num_sets, dtype=np.uint8)
@@ -154,6 +160,16 @@ class FileIds:
 def _num_slots(num_ids: int) -> int:
     """A power of two, at least 1.5 times the number of ids."""
     return 1 << max(3, (num_ids + num_ids // 2).bit_length())
+
+
+def _num_sets(num_ids: int, memory: int) -> int:
+    """Sets of the cache of ids that are in a file."""
+    return max(1, (memory - _fixed_bytes(num_ids)) // _SET_BYTES)
+
+
+def _fixed_bytes(num_ids: int) -> int:
+    """The first ids of blocks, and the map of ids that come later."""
+    return 8 * -(-num_ids // BLOCK) + bytes_in_memory(0)
 
 
 def _blocks(ids: Ints, order: Ints) -> bytes:

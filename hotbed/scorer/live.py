@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotbed.data.raw_reader import read_vocabulary
-from hotbed.data.schema import Task
+from hotbed.data.schema import IdFeature, Task
 from hotbed.data.vocabulary import Numbering
-from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, RunError
+from hotbed.errors import ConfigError, HotbedError, IdError, RunError
 from hotbed.host.memory import in_words
 from hotbed.models import block_of, rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
@@ -35,8 +34,9 @@ from hotbed.ops.lookups import LookupIds, Lookups, Origin, Span
 from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
+from hotbed.scorer.budget import Budget, Needs
 from hotbed.scorer.columns import ColumnEncoder
-from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory
+from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds
 from hotbed.scorer.intake import ReadAnewError, RowIntake, Shared
 from hotbed.scorer.kernels import GUEST
 from hotbed.scorer.owners import RowOwners
@@ -49,24 +49,7 @@ from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
 _TRIES = 5  # to open a model that is replaced meanwhile
-_IDS_SHARE = 8  # id lists that take more than this part of memory are in files
-_GROWTH_SHARE = 16
 _MOST_GONE = 1024  # ids
-
-
-class Budget(NamedTuple):
-    """How much memory rows and their indexes may use, and where files go."""
-
-    memory: int
-    scratch: Path
-    device: torch.device
-    updated: bool = False  # newer versions will follow
-    mapped: bool = False  # files of rows are mapped, see scratch.py
-
-    @property
-    def growth(self) -> int:
-        """What the lists and marks of dynamic ids may grow by until the model is read anew."""
-        return self.memory // _GROWTH_SHARE if self.updated else 0
 
 
 class Version(NamedTuple):
@@ -106,13 +89,16 @@ class LiveModel:
         self.owners: RowOwners | None = None  # who has which row of training; None: changes cannot be applied
         numberings = {name: _Numbers() for name, one in source.tables.items() if one.rows is None and one.ids is None}
         intake = self._read_all(numberings)
+        given = {name: one.ids for name, one in source.tables.items() if one.ids is not None}
+        dynamic = given | {name: one.ids for name, one in numberings.items()}
+        self._needs = self._needs_of(dynamic, intake.draft)
+        budget.check(self._needs)
         self.vocabularies: dict[str, IdMap] = (
             before.vocabularies
             if before is not None and before.source.columns_mark == source.columns_mark
             else self._vocabularies()
         )
-        given = {name: one.ids for name, one in source.tables.items() if one.ids is not None}
-        self.id_maps = self._make_maps(given | {name: one.ids for name, one in numberings.items()})
+        self.id_maps = {name: self._make(name, ids, self._needs.dynamic) for name, ids in dynamic.items()}
         tables = {name: replace(one, ids=None) for name, one in source.tables.items()}
         self.source = replace(source, tables=tables)  # its lists of ids are in the maps, or in files
         self._sequences: dict[str, int] = source.model.get("sequences") or {}
@@ -126,11 +112,7 @@ class LiveModel:
 
     def make_cache(self, before: LiveModel | None = None) -> None:
         """A cache of what the budget leaves for rows, from the memory of the model before it."""
-        # while one model replaces another, the marks and id lists of both are in memory
-        times = 2 if self._budget.updated else 1
-        grows = self._budget.growth if self.id_maps and self.source.chains else 0
-        memory = self._budget.memory - times * (self._list_bytes + grows)
-        self.rows.make_cache(memory, times, before.rows if before is not None else None)
+        self.rows.make_cache(self._budget.left_for_cache(self._needs), before.rows if before is not None else None)
 
     def version_of(self, source: ModelSource, model: nn.Module, shared: Shared) -> Version:
         """The version of a source, with what ids without a row read: every rank has a replica, the last one counts."""
@@ -215,36 +197,25 @@ class LiveModel:
         )
         return ScoredBatch(found, version.name)
 
-    def _vocabularies(self) -> dict[str, IdMap]:
-        first = {name: one for name, (one, *_) in self.schema.tables.items() if one.mode == "vocabulary"}
-        lists = {name: one.rows - 1 for name, one in first.items()}
-        fits = self._fits(lists)
-        return {name: self._make(read_vocabulary(self.source.columns, one), lists, fits) for name, one in first.items()}
-
-    def _make_maps(self, dynamic: Mapping[str, NDArray[np.int64]]) -> dict[str, IdMap]:
+    def _needs_of(self, dynamic: Mapping[str, NDArray[np.int64]], draft: RowDraft) -> Needs:
+        vocabularies = {name: one.rows - 1 for name, one in self._vocabulary_features().items()}
         lists = {name: len(ids) for name, ids in dynamic.items()}
-        fits = self._fits(lists)
-        return {name: self._make(ids, lists, fits) for name, ids in dynamic.items()}
+        grow = bool(dynamic and self.source.chains)
+        return Needs(vocabularies, lists, grow, self.rows.bytes_of_marks(draft), self.rows.set_bytes)
 
-    def _fits(self, lists: Mapping[str, int]) -> bool:
-        """Whether these id lists fit in memory; a BudgetError if not even their index does."""
-        room = self._budget.memory // _IDS_SHARE
-        least = sum(size // 32 + 256 for size in lists.values())
-        if sum(bytes_in_memory(size) for size in lists.values()) <= room:
-            return True
-        if least > room:
-            raise BudgetError(
-                f"memory={in_words(self._budget.memory)} is too little: {sum(lists.values()):,} ids have rows, and finding "
-                f"them in a file takes {in_words(least)}, which may be 1/{_IDS_SHARE} of it. Give "
-                f"memory={in_words(_IDS_SHARE * least)} or more."
-            )
-        return False
+    def _vocabulary_features(self) -> dict[str, IdFeature]:
+        """A feature of every table with a vocabulary."""
+        return {name: one for name, (one, *_) in self.schema.tables.items() if one.mode == "vocabulary"}
 
-    def _make(self, ids: NDArray[np.int64], lists: Mapping[str, int], fits: bool) -> IdMap:
-        room = self._budget.memory // _IDS_SHARE
-        if fits:
-            return MemoryIds(ids)
-        return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
+    def _vocabularies(self) -> dict[str, IdMap]:
+        return {
+            name: self._make(name, read_vocabulary(self.source.columns, one), self._needs.vocabularies)
+            for name, one in self._vocabulary_features().items()
+        }
+
+    def _make(self, name: str, ids: NDArray[np.int64], lists: Mapping[str, int]) -> IdMap:
+        memory = self._budget.file_cache(lists, name)
+        return MemoryIds(ids) if memory is None else FileIds(ids, memory, self._budget.scratch)
 
 
 class _Numbers:

@@ -24,9 +24,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import BudgetError, StoreError
+from hotbed.errors import StoreError
 from hotbed.host.background import pause
-from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
 from hotbed.scorer import kernels
 from hotbed.scorer.kernels import (
@@ -115,12 +114,15 @@ class FileRows:
         self._before: RowVersion | None = None  # until no cached row is of that version
         self.cache = _empty_cache(1, dim)
 
-    def make_cache(self, memory: int, times: int = 1, before: FileRows | None = None) -> None:
-        """Make a cache of the bytes that marks (held `times` times) leave of `memory`.
+    def make_cache(self, memory: int, before: FileRows | None = None) -> None:
+        """Make a cache of `memory` bytes at most.
 
         The cache of `before` is given up: its memory is reused if it has the same shape, else freed first.
         """
-        num_sets = self._num_sets(memory, times)
+        num_sets = memory // self.set_bytes
+        assert num_sets > 0, f"a budget was checked: {memory} bytes hold no set of {self.set_bytes}"
+        if self.num_rows is not None:
+            num_sets = min(num_sets, max(1, self.num_rows // 4))  # twice as many slots as rows: more are never used
         cache = None if before is None else before._give_cache()
         if cache is not None and (len(cache.keys), cache.rows.shape[1]) == (num_sets, self.dim):
             cache.keys.fill(EMPTY)
@@ -132,20 +134,14 @@ class FileRows:
         with self.lock:
             self.cache = cache
 
-    def _num_sets(self, memory: int, times: int) -> int:
-        """Sets of a cache within `memory`; a BudgetError if there is no room for one."""
-        marks = times * sum(max(one.mark_bytes, bits.nbytes) for one, bits in zip(self.spaces, self.current.bits))
-        left = memory - marks
-        set_bytes = WAYS * (4 * self.dim + _SLOT_BYTES)
-        if left < set_bytes:
-            raise BudgetError(
-                f"memory leaves {in_words(max(0, memory))} for rows, which is too little: marks of rows take "
-                f"{in_words(marks)}, and the smallest cache {in_words(set_bytes)}. Give more memory=."
-            )
-        num_sets = left // set_bytes
-        if self.num_rows is not None:
-            num_sets = min(num_sets, max(1, self.num_rows // 4))  # twice as many slots as rows: more are never used
-        return num_sets
+    @property
+    def set_bytes(self) -> int:
+        """Of one set of the cache."""
+        return WAYS * (4 * self.dim + _SLOT_BYTES)
+
+    def bytes_of_marks(self, draft: RowDraft) -> int:
+        """What the marks of a draft take once all rows of preset tables have theirs."""
+        return sum(max(space.mark_bytes, bits.nbytes) for space, bits in zip(self.spaces, draft.bits))
 
     def _give_cache(self) -> RowCache:
         """The cache, to be reused by another model; lookups that are under way get a minimal one."""

@@ -24,9 +24,10 @@ from hotbed.host.memory import parse_bytes
 from hotbed.models import shown_name
 from hotbed.run.predictions import Scores, scores_by_task
 from hotbed.run.remote_folder import for_scoring, local_copy
+from hotbed.scorer.budget import Budget
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
-from hotbed.scorer.live import Budget, ScoredBatch, open_live
+from hotbed.scorer.live import ScoredBatch, open_live
 from hotbed.scorer.rows import RowCounts
 from hotbed.scorer.source import ModelSource, open_source
 from hotbed.types import Batch
@@ -67,10 +68,14 @@ class Scorer:
         *,
         updated: bool = False,
         mapped: bool = False,
+        processes: int = 1,
     ) -> None:
-        """`updated`: newer versions will follow (`update`), for which some memory is reserved."""
-        most = parse_bytes(memory, "memory")
-        self._budget = Budget(most, scratch, pick_device(device), updated, mapped)
+        """`updated`: newer versions will follow (`update`), for which some memory is reserved.
+
+        `processes` divide the memory: this one, or every worker that is forked from it, uses its part.
+        """
+        part = parse_bytes(memory, "memory") // processes
+        self._budget = Budget(part, scratch, pick_device(device), updated, mapped, processes)
         self._updating = threading.Lock()
         self.live = open_live(source, self._budget)
 

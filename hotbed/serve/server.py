@@ -27,9 +27,9 @@ import torch
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hotbed.errors import BudgetError, ConfigError
+from hotbed.errors import ConfigError
 from hotbed.host.compiling import CompileReport
-from hotbed.host.memory import in_words, parse_bytes
+from hotbed.host.memory import parse_bytes
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
 from hotbed.serve.access import Access
@@ -112,17 +112,8 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, access: Access, s
 
 def _load(place: Path, found: ModelOnDisk | None, holding: ModelStorage) -> Scorer:
     source = found.open() if found is not None else open_source(place)
-    memory, several = parse_bytes(holding.memory, "--memory"), holding.workers > 1
-    share = memory // holding.workers
-    scratch = holding.scratch or place
-    try:
-        return Scorer(source, share, "cpu", scratch, updated=True, mapped=holding.mapped)
-    except BudgetError as error:
-        if not several:
-            raise
-        raise BudgetError(
-            f"--memory {holding.memory} is divided among {holding.workers} workers, {in_words(share)} for each. {error}"
-        ) from error
+    memory, scratch = parse_bytes(holding.memory, "--memory"), holding.scratch or place
+    return Scorer(source, memory, "cpu", scratch, updated=True, mapped=holding.mapped, processes=holding.workers)
 
 
 def _config(service: Service, limits: Limits, access: Access) -> uvicorn.Config:

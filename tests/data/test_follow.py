@@ -91,6 +91,46 @@ class TestFolder:
         (logs / "a.csv").touch()
         assert take(FolderSource(logs, settle=0), journal) == []
 
+    def test_files_wait_for_an_empty_one_before_them_until_it_has_come_to_rest(self, logs, journal):
+        """Its writer may have it open: it was taken later as a late file, or left out."""
+        write_hour(logs / "b.csv", 1)
+        (logs / "a.csv").touch()
+        os.utime(logs / "a.csv", (1000, 1000))
+        os.utime(logs / "b.csv", (900, 900))
+        assert take(FolderSource(logs, settle=5, clock=lambda: 1004.0), journal) == []
+        assert take(FolderSource(logs, settle=5, clock=lambda: 1005.0), journal) == [("b.csv", TRAIN)]
+
+    def test_files_wait_for_one_that_grows_while_it_is_looked_at(self, logs, journal, monkeypatch):
+        for number, name in enumerate(("a.csv", "b.csv", "c.csv")):
+            write_hour(logs / name, number)
+        real = folder.digest
+
+        def grows(path):
+            mark = real(path)
+            if path.name == "b.csv":
+                with path.open("a") as file:
+                    file.write("\n")
+            return mark
+
+        monkeypatch.setattr(folder, "digest", grows)
+        source = FolderSource(logs, settle=0, train_late=False)
+        assert take(source, journal) == [("a.csv", TRAIN)]
+        monkeypatch.undo()
+        assert take(source, journal) == [("b.csv", TRAIN), ("c.csv", TRAIN)]
+
+    def test_nobody_waits_for_a_file_that_is_removed_while_it_is_looked_at(self, logs, journal, monkeypatch):
+        for number, name in enumerate(("a.csv", "b.csv")):
+            write_hour(logs / name, number)
+        real = folder.digest
+
+        def goes(path):
+            if path.name == "a.csv":
+                path.unlink()
+            return real(path)
+
+        monkeypatch.setattr(folder, "digest", goes)
+        assert take(FolderSource(logs, settle=0), journal) == [("b.csv", TRAIN)]
+
     def test_a_late_file_is_trained_or_left_out_as_asked(self, logs, journal):
         write_hour(logs / "b.csv", 1)
         take(FolderSource(logs, settle=0), journal)

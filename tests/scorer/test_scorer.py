@@ -1,5 +1,6 @@
 """A scorer gives the bits of the whole model in memory, whatever memory it has and wherever its rows are."""
 
+import re
 import shutil
 
 import numpy as np
@@ -12,7 +13,10 @@ import hotbed
 from hotbed.data.loader.loader import Loader
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
+from hotbed.host.memory import parse_bytes
+from hotbed.scorer import Scorer
 from hotbed.scorer.id_map import FileIds
+from hotbed.scorer.source import open_source
 from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
 from hotbed.types import Batch
@@ -69,9 +73,29 @@ def test_it_says_what_it_is(trained):
         assert f"at step {int(checkpoint.name):,}, version step-{int(checkpoint.name)}-" in repr(scorer)
 
 
-def test_too_little_memory_says_what_would_do(trained):
-    with pytest.raises(BudgetError, match=r"Give (more )?memory="):
-        hotbed.load(trained("plain"), memory=100)
+def opens(place, memory, scratch, **given):
+    """Whether this memory is enough; what it takes is never more."""
+    try:
+        with Scorer(open_source(place), memory, "cpu", scratch, **given) as scorer:
+            assert scorer.num_bytes * given.get("processes", 1) <= parse_bytes(memory, "memory")
+    except BudgetError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+@pytest.mark.parametrize("given", [{}, {"updated": True}, {"updated": True, "processes": 7}])
+def test_too_little_memory_names_what_is_enough(trained, tmp_path, kind, place, given):
+    """In one step, and not much more than the least that is."""
+    folder = trained(kind) / place
+    with pytest.raises(BudgetError) as caught:
+        Scorer(open_source(folder), 1, "cpu", tmp_path, **given)
+    named = re.search("Give memory='(.*)' \\(--memory (.*)\\) or more", str(caught.value))
+    assert named[1] == named[2]
+    enough = parse_bytes(named[1], "memory")
+    assert all(opens(folder, memory, tmp_path, **given) for memory in (named[1], 2 * enough, 8 * enough))
+    assert not opens(folder, int(enough / 1.11) - 8, tmp_path, **given)
 
 
 def test_incremental_chain_of_a_run_that_was_stopped(dataset, tmp_path):

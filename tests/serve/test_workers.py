@@ -257,9 +257,9 @@ def test_a_token_and_one_limit_for_all_workers(run_folder):
 
 
 def test_memory_is_divided(run_folder):
-    ended = Program(SERVE, run_folder, "--port", "0", "--workers", "2", "--memory", "8KB").ended()
+    ended = Program(SERVE, run_folder, "--port", "0", "--workers", "2", "--memory", "1000B").ended()
     assert ended.returncode == 3
-    assert "--memory 8KB is divided among 2 workers" in ended.stdout
+    assert "memory=1000 bytes, divided among 2 processes, is too little" in ended.stdout
 
 
 def test_a_part_that_was_left_half_written_is_read_and_written_again():

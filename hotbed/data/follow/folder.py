@@ -106,16 +106,22 @@ class FolderSource:
     def arrived(self, taken: Journal) -> list[Arrival]:
         found: list[Arrival] = []
         marks: set[str] = set()
-        new = [one for one in list_files(self._folder) if one.size and not taken.has_name(one.name)]
+        new = [one for one in list_files(self._folder) if not taken.has_name(one.name)]
         now = self._watch()
         self._since = {file: self._since.get(file, now) for file in new}
         for file in sorted(new):
             if not self._is_whole(file):
                 break  # those behind it wait, so that the order is that of names
-            arrival = self._arrival(file, taken, marks)
-            if arrival is not None:
-                found.append(arrival)
-                marks |= {arrival.mark} if arrival.is_trained else set()
+            if not file.size:
+                continue
+            try:
+                arrival = self._arrival(file, taken, marks)
+            except FileNotFoundError:
+                continue  # it was removed before it was taken
+            if arrival is None:
+                break  # it is still being written
+            found.append(arrival)
+            marks |= {arrival.mark} if arrival.is_trained else set()
         return found
 
     def _is_whole(self, file: ListedFile) -> bool:
@@ -132,16 +138,19 @@ class FolderSource:
         """Nothing is open."""
 
     def _arrival(self, file: ListedFile, taken: Journal, marks: set[str]) -> Arrival | None:
+        """None if it has changed since it was listed."""
         path = self._folder / file.name
         try:
             mark = digest(path)
             still = stat_now(path)
-        except (FileNotFoundError, ReplacedError):
-            return None  # removed or replaced before it was taken
+        except ReplacedError:
+            return None
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
         if (still.st_size, still.st_mtime) != (file.size, file.changed):
-            return None  # it is still being written
+            return None
         is_late = file.name < taken.greatest_name
         status = Arrival._field_defaults["status"]
         if file.name in self._skip or (is_late and not self._train_late):

@@ -258,3 +258,15 @@ def test_real_criteo(real_data, tmp_path, integers):
 def test_real_files(real_data, tmp_path, file, options):
     prepare([real_data / file], tmp_path / "out", **options)
     assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [real_data / file])))
+
+
+def test_unsigned_integers_keep_their_size(tmp_path):
+    values = [2**63 + 5, 2**63 + 6, 7, 2**64 - 1] * 10
+    texts = write(tmp_path / "log.csv", "label,user,amount", *(f"{i % 2},{v},{v}" for i, v in enumerate(values)))
+    prepare(texts, tmp_path / "out", ids=["user"], dense=["amount"])
+    unsigned = pa.array(values, pa.uint64())
+    table = pa.table({"label": [0, 1] * 20, "user": unsigned, "amount": unsigned})
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [tmp_path / "log.parquet"])))
+    (amount,) = prepare(table, tmp_path / "typed", ids=["user"], dense=["amount"]).schema.dense
+    assert amount.mean == pytest.approx(np.log1p(np.array(values, dtype=float)).mean())

@@ -1,6 +1,6 @@
 """Parquet and Arrow (Feather, IPC file or stream): typed columns in, the same columns out, 65,536 rows at a time.
 
-Integers, booleans, dates and times are integers (unsigned 64-bit ones keep their bits), floats and decimals are numbers,
+Integers, booleans, dates and times are integers (unsigned 64-bit ones are `Unsigned`), floats and decimals are numbers,
 strings and binary are text, dictionaries are decoded, lists are bags. Null, NaN and the empty string are
 missing. Other types (structs, maps, lists of lists) are refused with their name; drop such columns.
 """
@@ -30,6 +30,7 @@ from hotbed.data.formats.chunk import (
     Reel,
     Scalar,
     Text,
+    Unsigned,
 )
 from hotbed.errors import FormatError, RemoteError
 from hotbed.files.path import size_of
@@ -241,7 +242,8 @@ def _scalar(array: pa.Array, name: str, path: Path) -> Scalar:
         return Integers(pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64), missing)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         filled = pc.fill_null(array, False if pa.types.is_boolean(kind) else 0)
-        return Integers(filled.to_numpy(zero_copy_only=False).astype(np.int64), missing)
+        values = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+        return (Unsigned if pa.types.is_uint64(kind) else Integers)(values, missing)
     raise FormatError(
         f"{path}: column {name} has type {kind}, which hotbed cannot turn into numbers or ids. Leave it out: --drop {name}"
     )

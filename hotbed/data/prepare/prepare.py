@@ -205,7 +205,7 @@ def prepare(
             },
             raw_format=readers[0].name,
             notes={
-                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels)},
+                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels), "times": "us"},
                 "sources": [
                     f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
                 ],

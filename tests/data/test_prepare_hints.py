@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hotbed.cli.prepare_report import hints
@@ -10,7 +11,7 @@ from hotbed.data.prepare.guess import guess_id, is_named_id
 from hotbed.data.prepare.prepare import PrepareReport, prepare
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
-from hotbed.data.times import looks_like_time
+from hotbed.data.times import looks_like_time, unit_of_numbers
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import write
 
@@ -246,3 +247,70 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
     for wrong in ("test=0.1", "valid=50", "train=0.9,valid=0.1"):
         with pytest.raises(ConfigError, match=r"valid=0\.1"):
             prepare(files, tmp_path / "wrong", split=wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "option"),
+    [
+        (lambda i: f"1410{21 + i // 200:02d}{i % 24:02d}", "seen:yymmddhh"),
+        (lambda i: f"201410{1 + i % 30:02d}", "seen:yyyymmdd"),
+        (lambda i: str(956_703_932 + i * 977), "seen:s"),
+        (lambda i: str((1_500_000_000 + i * 977) * 1000), "seen:ms"),
+    ],
+)
+def test_times_written_as_numbers_are_reported(tmp_path, value, option):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},{value(i)},a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "seen")
+    assert f"--time {option}" in line
+    assert "as an amount" in line
+    (line,) = told(prepare(raw, tmp_path / "ids", ids=["*"]), "seen")
+    assert f"--time {option}" in line
+    assert prepare(raw, tmp_path / "time", time_column=option).schema.notes["time"]["column"] == "seen"
+    assert not told(prepare(raw, tmp_path / "amounts", dense=["seen"]), "seen")
+
+
+def test_timestamps_of_a_table_are_reported(tmp_path):
+    times = pa.array(range(1_500_000_000, 1_500_000_000 + ROWS), pa.timestamp("s"))
+    table = pa.table({"click": [0, 1] * (ROWS // 2), "seen": times})
+    (line,) = told(prepare(table, tmp_path / "out"), "seen")
+    assert "--time seen" in line
+
+
+def test_amounts_and_ids_are_not_taken_for_times():
+    draw = np.random.default_rng(0)
+    for values in (draw.integers(0, 2**31, 500), draw.integers(0, 10**8, 500), np.arange(500), np.zeros(500, np.int64)):
+        assert unit_of_numbers(values) == ""
+    assert unit_of_numbers(np.zeros(0, np.int64)) == ""
+
+
+def test_integers_with_leading_zeros_are_ids(tmp_path):
+    raw = log(tmp_path, "click,customer,age", lambda i: f"{i % 2},{i % 50:06d},{i % 60}")
+    report = prepare(raw, tmp_path / "out")
+    assert [one.name for one in report.schema.features] == ["customer"]
+    (line,) = told(report, "customer")
+    assert "--dense customer" in line
+    assert "leading zeros" in line
+
+
+@pytest.mark.parametrize("value", ["{:,.2f}", "{:.1f} %", "€{:.2f}", "{:.2f} EUR"])
+def test_numbers_that_are_not_plain_are_reported(tmp_path, value):
+    to_commas = str.maketrans(".,", ",.")
+    raw = log(tmp_path, "click;price;app", lambda i: f"{i % 2};{value.format(i * 37.31).translate(to_commas)};a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "price")
+    assert "--ids price" in line
+    assert "--multi" not in line
+
+
+def test_a_column_of_numbers_and_words_is_reported(tmp_path):
+    raw = log(tmp_path, "click,price,app", lambda i: f"{i % 2},{'none given' if i % 4 == 0 else i / 7},a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "price")
+    assert "'none given'" in line
+    assert not told(prepare(raw, tmp_path / "ids", ids=["price"]), "price")
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "n/a", "NULL", r"\N", "-", "?"])
+def test_missing_numbers_in_many_spellings(tmp_path, missing):
+    raw = log(tmp_path, "click,price,n", lambda i: f"{i % 2},{missing if i % 3 else i / 7},{missing if i % 3 else i}")
+    report = prepare(raw, tmp_path / "out")
+    assert report.bad_rows == {}
+    assert [one.name for one in report.schema.dense] == ["price", "n"]

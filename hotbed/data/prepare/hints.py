@@ -6,6 +6,8 @@ rows of train: how well does its value order the labels (AUC)? For ids, the shar
 other row and tried on the rest; ids that are rare there share one value, so a column whose values never repeat is judged by
 whether it is filled. Real features stay far below the limit.
 
+`number_columns`: text columns that are numbers in the main, with decimal commas, signs of a currency, or words in between.
+
 `joined_columns`: text columns whose values look like several ids, and their separator. Without a separator, `news|art`,
 `art|food` and `news|food` are three different ids, and the model learns nothing about `art`. The criterion: many values contain
 the separator, and few parts make up many of them. The result is only a hint for the user: an address or a user agent may look
@@ -14,19 +16,21 @@ the same.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.data.formats import Chunk, HashedText, Instants, Lists, Text
+from hotbed.data.formats import Chunk, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
+from hotbed.data.formats.parse_numbers import MISSING, OK, parse_integers
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.data.times import looks_like_time
+from hotbed.data.times import looks_like_time, unit_of_numbers
 from hotbed.data.values import LabelReader, LabelThreshold, value_text
 
 LEAK_AUC = 0.99
@@ -42,6 +46,11 @@ _VALUES = 2000  # that are inspected
 _SHARE = 0.3  # at least this share of the values has the separator
 _FEWEST_JOINED = 5  # at least this many of them are distinct
 _MAKE_UP = 2  # at least this many values per part
+_MOSTLY_NUMBERS = 0.5  # at least this share of the values are numbers
+_PLAIN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_SPELLED_NUMBER = re.compile(
+    r"[-+]?[€$£¥]?\s?[-+]?(\d+|\d{1,3}([.,' \u00a0]\d{3})+)([.,]\d+)?\s?([%€$£¥]|EUR|USD|CHF|GBP)?"
+)
 
 
 def find_leaks(directory: Path, schema: Schema) -> dict[str, float]:
@@ -113,22 +122,56 @@ def joined_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str
         column = chunk.columns.get(feature.name)
         if feature.multi or feature.source != "string" or not isinstance(column, Text):
             continue
-        values = [column.string(i) for i in range(min(len(column.starts), _VALUES))]
-        separator = _separator([value for value in values if value])
+        separator = _separator([value for value in _first_texts(column) if value])
         if separator:
             found[feature.name] = separator
     return found
 
 
-def time_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
-    """Text columns that hold times but would be read as ids -> plain, or format if a format must be named."""
+def time_columns(chunk: Chunk, features: Sequence[IdFeature], open_names: Collection[str]) -> dict[str, str]:
+    """Columns of times that would be read as ids or amounts -> plain, format if one must be named, or the unit of numbers.
+
+    `features`: whose text may be times; `open_names`: columns that no option and no name makes ids or amounts.
+    """
     found: dict[str, str] = {}
     for feature in features:
         column = chunk.columns.get(feature.name)
         if feature.source == "string" and isinstance(column, Text):
-            kind = looks_like_time([column.string(i) for i in range(min(len(column.starts), _VALUES))])
+            kind = looks_like_time(_first_texts(column))
             found |= {feature.name: kind} if kind else {}
+    for name in open_names:
+        column = chunk.columns.get(name)
+        unit = unit_of_numbers(_first_integers(column)) if isinstance(column, Text | Integers) else ""
+        found |= {name: unit} if unit else {}
     return found
+
+
+def number_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
+    """Text columns that would be read as ids but hold many numbers, plain or written as 1.234,50 € -> what is not plain."""
+    found = {}
+    for feature in features:
+        column = chunk.columns.get(feature.name)
+        if feature.multi or feature.source != "string" or not isinstance(column, Text):
+            continue
+        texts = [text for text in map(str.strip, _first_texts(column)) if text]
+        plain = [bool(_PLAIN_NUMBER.fullmatch(text)) for text in texts]
+        numbers = sum(known or bool(_SPELLED_NUMBER.fullmatch(text)) for text, known in zip(texts, plain))
+        odd = next((text for text, known in zip(texts, plain) if not known), "")
+        if odd and len(texts) >= _FEWEST and numbers >= _MOSTLY_NUMBERS * len(texts):
+            found[feature.name] = shorten(odd)
+    return found
+
+
+def _first_texts(column: Text) -> list[str]:
+    return [column.string(i) for i in range(min(len(column.starts), _VALUES))]
+
+
+def _first_integers(column: Text | Integers) -> NDArray[np.int64]:
+    """The first values without the missing ones; none if some are not integers."""
+    if isinstance(column, Integers):
+        return np.asarray(column.values[:_VALUES][~column.missing[:_VALUES]])
+    values, codes = parse_integers(Text(column.data, column.starts[:_VALUES], column.ends[:_VALUES]))
+    return np.asarray(values[codes == OK] if ((codes == OK) | (codes == MISSING)).all() else values[:0])
 
 
 def _separator(values: list[str]) -> str:

@@ -185,7 +185,7 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool, guessing: b
             continue
         kind = _kind(column, typed)
         if guessing and kind == "integer" and not _is_named(name, options):
-            guess = guess_id(name, _integers(column))
+            guess = guess_id(name, _integers(column), padded=_is_padded(column))
             guesses |= {name: guess} if guess is not None else {}
         part = _part(name, kind, options)
         if part == "dense" and name in guesses and guesses[name].is_certain:
@@ -322,6 +322,15 @@ def _integers(column: Column) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     values, codes = parse_integers(column)
     return np.asarray(values[codes == OK])
+
+
+def _is_padded(column: Column) -> bool:
+    """Whether some values of text have leading zeros: 00123."""
+    if not isinstance(column, Text):
+        return False
+    long = column.starts + 1 < column.ends
+    longer = Text(column.data, column.starts[long], column.ends[long])
+    return bool(((longer.data[longer.starts] == ord("0")) & (parse_integers(longer).codes == OK)).any())
 
 
 def _is_named(name: str, options: LayoutOptions) -> bool:

@@ -314,3 +314,30 @@ def test_missing_numbers_in_many_spellings(tmp_path, missing):
     report = prepare(raw, tmp_path / "out")
     assert report.bad_rows == {}
     assert [one.name for one in report.schema.dense] == ["price", "n"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "way_out"),
+    [
+        (["1653::1966::3", "82::2607::4"], "sed 's/::/"),
+        (["1,1193,5", "0,661,3"], "Is the first line data?"),
+        (["1,1,5", "0,661,3"], "Is the first line data?"),
+        (['{"click": 1, "user": "a"}', '{"click": 0, "user": "b"}'], "is JSON"),
+        (['[{"click": 1}]'], "is JSON"),
+    ],
+)
+def test_a_file_without_a_header_gets_the_way_to_make_one(tmp_path, lines, way_out):
+    with pytest.raises((ConfigError, FormatError)) as error:
+        prepare(write(tmp_path / "log.txt", *lines), tmp_path / "out")
+    assert way_out in str(error.value)
+
+
+def test_a_header_is_not_taken_for_data(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        prepare(write(tmp_path / "log.csv", "user,item", "1,2"), tmp_path / "out")
+    assert "first line" not in str(error.value)
+
+
+def test_a_delimiter_of_two_characters_gets_the_way_to_replace_it(tmp_path):
+    with pytest.raises(ConfigError, match="sed 's/::/"):
+        prepare(write(tmp_path / "log.csv", "1::2"), tmp_path / "out", delimiter="::")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
+from hotbed.data.formats.csv import no_header_hint
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.prepare.guess import IdGuess, guess_id
 from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature, features_by_table
@@ -254,7 +255,7 @@ def _label(chunk: Chunk, options: LayoutOptions) -> str:
             return name
     raise ConfigError(
         f"{chunk.file}: which column is the label? None is called {', '.join(LABEL_NAMES)}. "
-        f"Name it with --label; the columns are: {known}."
+        f"Name it with --label; the columns are: {known}.{no_header_hint(list(chunk.columns), chunk.file)}"
     )
 
 

@@ -54,6 +54,16 @@ def test_a_number_that_tells_the_label_is_a_leak_in_either_direction(tmp_path):
     assert set(prepare(raw, tmp_path / "out").schema.notes["leaks"]) == {"spent", "left"}
 
 
+def test_a_number_filled_for_positives_only_is_a_leak_whatever_its_sign(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,profit,noise",
+        lambda i: f"{random_label(i)},{(i * 37 % 101 - 50) / 7 if random_label(i) else ''},{i * 37 % 101 - 50}",
+        rows=4000,
+    )
+    assert list(prepare(raw, tmp_path / "out").schema.notes["leaks"]) == ["profit"]
+
+
 def test_a_bag_that_is_filled_for_positives_only_is_a_leak(tmp_path):
     raw = log(tmp_path, "click,app,bought", lambda i: f"{random_label(i)},a{i % 7},{'b|c' if random_label(i) else ''}")
     assert list(prepare(raw, tmp_path / "out", multi={"bought": "|"}).schema.notes["leaks"]) == ["bought"]

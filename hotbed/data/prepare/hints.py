@@ -2,9 +2,9 @@
 
 `find_leaks`: the columns of a written dataset that give the label away. A column that is known only after the click (the time
 of the purchase, filled for positives alone) makes a model look perfect and useless. Every column is tried alone on the first
-rows of train: how well does its value order the labels (AUC)? For ids, the share of positives of each id is counted on every
-other row and tried on the rest; ids that are rare there share one value, so a column whose values never repeat is judged by
-whether it is filled. Real features stay far below the limit.
+rows of train: how well does its value order the labels (AUC)? For ids and ranges of numbers, the share of positives of each
+id is counted on every other row and tried on the rest; ids that are rare there share one value, so a column whose values never
+repeat is judged by whether it is filled. Real features stay far below the limit.
 
 `number_columns`: text columns that are numbers in the main, with decimal commas, signs of a currency, or words in between.
 
@@ -39,6 +39,7 @@ _FEWEST = 10  # positives and negatives, in each half
 _RARE = 3  # an id with fewer rows in one half has no share of its own
 _PRIOR = 0.5  # added to the rows of an id, in units of an average row
 _FLOAT_DIGITS = 12
+_BINS = 100
 _LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
 _MEAN_ONE = ("1", "yes", "y", "true", "t", "click", "clicked", "pos", "positive", "on", "+1", "1.0")
 _SEPARATORS = "|;,^~"
@@ -62,8 +63,9 @@ def find_leaks(directory: Path, schema: Schema) -> dict[str, float]:
         return {}
     found = {}
     for spec in schema.dense:
-        area = _auc(labels, table.column(spec.name).to_numpy())
-        found[spec.name] = max(area, 1 - area)
+        values = table.column(spec.name).to_numpy()
+        area = _auc(labels, values)
+        found[spec.name] = max(area, 1 - area, _auc_of_ids(labels, _bins(values)))
     for feature in schema.features:
         column = table.column(feature.name).combine_chunks()
         ids = _firsts(column) if feature.multi else column.to_numpy()
@@ -91,6 +93,12 @@ def _firsts(column: pa.Array) -> NDArray[np.int64]:
     out = np.full(len(filled), -1, dtype=np.int64)
     out[filled] = values[offsets[:-1][filled]]
     return out
+
+
+def _bins(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Numbers of about equally filled ranges; a frequent value, such as that of missing ones, has a bin of its own."""
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, _BINS + 1)))
+    return np.searchsorted(edges, values, side="left") + np.searchsorted(edges, values, side="right")
 
 
 def _auc_of_ids(labels: NDArray[np.bool_], ids: NDArray[np.int64]) -> float:

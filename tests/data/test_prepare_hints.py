@@ -351,3 +351,25 @@ def test_a_header_is_not_taken_for_data(tmp_path):
 def test_a_delimiter_of_two_characters_gets_the_way_to_replace_it(tmp_path):
     with pytest.raises(ConfigError, match="sed 's/::/"):
         prepare(write(tmp_path / "log.csv", "1::2"), tmp_path / "out", delimiter="::")
+
+
+@pytest.mark.parametrize("kind", ["text", "table"])
+def test_ids_written_as_floats_are_ids(tmp_path, kind):
+    """As pandas writes integers of which some are missing."""
+    raw = log(
+        tmp_path, "click,user_id,item_price", lambda i: f"{i % 2},{'' if i % 9 == 0 else f'{i % 40}.0'},{i % 7}.0"
+    )
+    users = [None if i % 9 == 0 else float(i % 40) for i in range(ROWS)]
+    table = pa.table(
+        {"click": [i % 2 for i in range(ROWS)], "user_id": users, "item_price": [i % 7.0 for i in range(ROWS)]}
+    )
+    report = prepare(raw if kind == "text" else table, tmp_path / "out")
+    assert [one.name for one in report.schema.features] == ["user_id"]
+    assert report.schema.features[0].distinct == 41
+    (line,) = told(report, "user_id")
+    assert "--dense user_id" in line
+
+
+def test_fractions_are_no_ids(tmp_path):
+    raw = log(tmp_path, "click,user,n", lambda i: f"{i % 2},{i % 40 / 2:g},{i % 5}")
+    assert [one.name for one in prepare(raw, tmp_path / "out").schema.dense] == ["user", "n"]

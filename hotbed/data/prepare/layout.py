@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.csv import no_header_hint
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.prepare.guess import IdGuess, guess_id
+from hotbed.data.prepare.guess import IdGuess, guess_id, is_named_id
 from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature, features_by_table
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelThreshold, Target
@@ -185,8 +185,9 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool, guessing: b
         if name in (label, options.time, *(target.name for target in options.targets)) or name in options.drop:
             continue
         kind = _kind(column, typed)
-        if guessing and kind == "integer" and not _is_named(name, options):
-            guess = guess_id(name, _integers(column), padded=_is_padded(column))
+        if guessing and not _is_named(name, options) and (kind == "integer" or (kind == "float" and is_named_id(name))):
+            values = _integers(column) if kind == "integer" else _whole_numbers(cast(Text | Floats, column))
+            guess = guess_id(name, values, padded=_is_padded(column))
             guesses |= {name: guess} if guess is not None else {}
         part = _part(name, kind, options)
         if part == "dense" and name in guesses and guesses[name].is_certain:
@@ -323,6 +324,14 @@ def _integers(column: Column) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     values, codes = parse_integers(column)
     return np.asarray(values[codes == OK])
+
+
+def _whole_numbers(column: Text | Floats) -> NDArray[np.int64]:
+    """The numbers of a column as integers, also 12.0, without missing and unreadable values; none if one has a fraction."""
+    numbers = parse_floats(column).values if isinstance(column, Text) else column.values
+    numbers = numbers[~np.isnan(numbers)]
+    whole = bool((np.floor(numbers) == numbers).all()) and bool((np.abs(numbers) < 2**53).all())
+    return np.asarray(numbers if whole else numbers[:0]).astype(np.int64)
 
 
 def _is_padded(column: Column) -> bool:

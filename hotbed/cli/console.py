@@ -241,10 +241,11 @@ def print_more(more: Mapping[str, Any], title: str = "") -> None:
 
 
 _OFF, _SURE = 0.1, 3.0
+_IN_ORDER, _FEWEST = 0.6, 100  # AUC and positives from which bad probabilities are worth a line
 
 
 def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base_rate: bool = False) -> list[str]:
-    """A line for every split whose probabilities are off by more than a tenth, and by more than chance explains.
+    """A line for every split whose probabilities are too extreme, or off by more than a tenth and than chance explains.
 
     The number of positives varies by its square root. `base_rate`: training began at the share of positives.
     """
@@ -261,6 +262,12 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base
             notes.append(
                 f"calibration is off on {split}: predicted probabilities are {size} as the share of positives. The order of "
                 f"scores (AUC) is unaffected. {way}"
+            )
+        entropy, area = metrics.get("normalized_entropy"), metrics.get("auc")
+        if entropy and area and entropy > 1 and area > _IN_ORDER and positives >= _FEWEST:
+            notes.append(
+                f"probabilities on {split} are too extreme: their log loss is {entropy:.2f} times that of the mere share of "
+                f"positives. The order of scores (AUC {area:.4f}) is right. Fewer epochs (--epochs) make them milder"
             )
     return notes
 

@@ -139,7 +139,7 @@ def _show_collisions(report: PrepareReport) -> None:
 
 def hints(report: PrepareReport) -> list[str]:
     """What went wrong first, then what may be wrong, then what could be better."""
-    parts = (_leaks, _mixed, _guesses, _times, _lone_values, _joined, _splits, _unknown_row)
+    parts = (_leaks, _mixed, _guesses, _times, _numbers, _lone_values, _joined, _splits, _unknown_row)
     return [line for part in parts for line in part(report)]
 
 
@@ -176,18 +176,32 @@ def _guesses(report: PrepareReport) -> Iterator[str]:
 
 def _times(report: PrepareReport) -> Iterator[str]:
     clock = report.schema.notes.get("time")
+    amounts = {one.name for one in report.schema.dense}
     for name, kind in report.times.items():
+        quoted = shlex.quote(name)
+        read = "as an amount" if name in amounts else "as an id"
         if clock:
+            later = "later times are beyond those of train" if name in amounts else "later times are unknown ids"
             yield (
-                f"{name}: its values are times, but each was read as an id, and later times are unknown ids. --drop "
-                f"{shlex.quote(name)} leaves it out; the time column is {clock['column']}"
+                f"{name}: its values are times, but each was read {read}, and {later}. --drop {quoted} leaves it out; the time "
+                f"column is {clock['column']}"
             )
             continue
-        time = name if kind == "plain" else f"{name}:%d/%m/%Y %H:%M"
-        formatted = "" if kind == "plain" else ", with the format that its values have"
+        time = {"plain": name, "format": f"{name}:%d/%m/%Y %H:%M"}.get(kind, f"{name}:{kind}")
+        formatted = ", with the format that its values have" if kind == "format" else ""
         yield (
-            f"{name}: its values are times, but each was read as an id. --time {shlex.quote(time)} makes it the time "
-            f"column{formatted}; --time-features hour,weekday then learns from it; --drop {shlex.quote(name)} leaves it out"
+            f"{name}: its values are times, but each was read {read}. --time {shlex.quote(time)} makes it the time "
+            f"column{formatted}; --time-features hour,weekday then learns from it; --drop {quoted} leaves it out"
+        )
+
+
+def _numbers(report: PrepareReport) -> Iterator[str]:
+    for name, odd in report.numbers.items():
+        quoted = shlex.quote(name)
+        yield (
+            f"{name}: most of its values look like numbers, but not all are plain, such as {odd!r}, so each was read as an id. "
+            f"Written as 1234.5, or empty where missing, they are amounts; --ids {quoted} confirms ids, --drop {quoted} leaves "
+            "the column out"
         )
 
 
@@ -197,12 +211,10 @@ def _lone_values(report: PrepareReport) -> Iterator[str]:
     if train is None or train.rows < _MANY_ROWS:
         return
     for feature in report.schema.features:
-        if not feature.multi and feature.distinct >= _LONE * train.rows:
-            name = shlex.quote(feature.name)
-            way = "" if report.schema.notes.get("time") else f"; --time {name} makes it the time column"
+        if not feature.multi and feature.distinct >= _LONE * train.rows and feature.name not in report.numbers:
             yield (
-                f"{feature.name}: nearly every row has a different value, so nothing can be learned from it. --drop {name} "
-                f"leaves it out{way}"
+                f"{feature.name}: nearly every row has a different value, so nothing can be learned from it. "
+                f"--drop {shlex.quote(feature.name)} leaves it out"
             )
 
 

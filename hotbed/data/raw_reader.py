@@ -16,7 +16,7 @@ import torch
 from hotbed.data.dataset import read_counts
 from hotbed.data.encode import EncodedRows, encode, raw_column, time_of
 from hotbed.data.formats import Chunk, Format, guess_format, open_format
-from hotbed.data.formats.parquet import stored_types
+from hotbed.data.formats.parquet import has_micros, stored_types
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.times import TimeColumn
@@ -119,6 +119,7 @@ class RawReader:
             wanted={*self._labels, *self._wanted}.__contains__,
             label_optional=not self._needs_labels,
             time=self.time_name,
+            micros=has_micros(self.schema.notes),
         )
 
     def format_of(self, path: Path) -> Format:

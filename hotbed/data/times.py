@@ -30,6 +30,9 @@ _SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
 EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND  # the years 1 and 10000
 NO_TIME = -(2**63)
+_MOMENTS = ("s", "ms", "us", "ns")
+_RECENT = 600_000_000 * SECOND, 2_200_000_000 * SECOND  # 1989 to 2039
+_FEWEST_TIMES = 3  # distinct numbers
 NOT_A_TIME_REASON = " is not a time"  # follows the name of the column
 
 
@@ -87,6 +90,21 @@ def looks_like_time(texts: Sequence[str]) -> Literal["plain", "format", ""]:
     ends = np.cumsum([len(text.encode()) for text in texts])
     starts = ends - [len(text.encode()) for text in texts]
     return "plain" if (_parse_iso(data, starts, ends) != NO_TIME).all() else "format"
+
+
+def unit_of_numbers(values: NDArray[np.int64]) -> str:
+    """The unit of numbers that all look like times: dates as numbers, or moments since 1989; empty if they do not."""
+    if len(np.unique(values)) < _FEWEST_TIMES:
+        return ""
+    for unit in _SPELLED:
+        if values.max() < 10**8 and (_from_numbers(values, unit) != NO_TIME).all():
+            return unit
+    first, last = _RECENT
+    return next((unit for unit in _MOMENTS if _in_range(_from_numbers(values, unit), first, last)), "")
+
+
+def _in_range(times: NDArray[np.int64], first: int, last: int) -> bool:
+    return bool(((times >= first) & (times < last)).all())
 
 
 def missing_times(column: Column) -> NDArray[np.bool_]:

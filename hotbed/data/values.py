@@ -22,6 +22,7 @@ from hotbed.data.formats.chunk import (
     Lists,
     Scalar,
     Text,
+    Unsigned,
     num_values,
     offsets_of,
 )
@@ -169,14 +170,16 @@ def value_text(column: Scalar, row: int) -> str:
 
 
 def _string(column: Scalar, row: int) -> str:
-    return column.string(row) if isinstance(column, Text) else str(column.values[row])
+    if isinstance(column, Text):
+        return column.string(row)
+    return str((_magnitudes(column) if isinstance(column, Integers) else column.values)[row])
 
 
 def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
     """Float64 [n]: transformed, missing values 0, not yet shifted and scaled."""
     if isinstance(column, Lists | HashedText | Instants):
         raise FormatError(f"number column {spec.name} holds lists; it must hold one number per row.")
-    if spec.transform == "log" and isinstance(column, Integers):
+    if spec.transform == "log" and isinstance(column, Integers) and not isinstance(column, Unsigned):
         return _log_integers(column)
     values = _numbers(column, spec.name, faults)
     if spec.transform == "log":
@@ -334,7 +337,7 @@ def bucket_ids(values: np.ndarray) -> np.ndarray:
 def _numbers(column: Scalar, name: str, faults: Faults) -> np.ndarray:
     """Float64 [n], NaN where missing."""
     if isinstance(column, Integers):
-        return np.where(column.missing, np.nan, column.values.astype(np.float64))
+        return np.where(column.missing, np.nan, _magnitudes(column).astype(np.float64))
     if isinstance(column, Floats):
         values = column.values
     else:
@@ -360,7 +363,12 @@ def _whole(column: Floats, name: str, faults: Faults) -> Integers:
 
 def _decimal(column: Integers) -> Text:
     """Integers as decimal text, so that 42 in Parquet and 42 in CSV are the same string id."""
-    return text_of_strings(pc.cast(pa.array(column.values, mask=column.missing), pa.string()))
+    return text_of_strings(pc.cast(pa.array(_magnitudes(column), mask=column.missing), pa.string()))
+
+
+def _magnitudes(column: Integers) -> np.ndarray:
+    """The integers as numbers: int64, or uint64 if they have no sign."""
+    return column.numbers if isinstance(column, Unsigned) else column.values
 
 
 def split_values(text: Text, separator: str) -> Lists:

@@ -185,7 +185,8 @@ class TrainConfig:
     keep_best: bool = setting(True, "the final model is that of the best valid AUC, else the last")
     base_rate: bool = setting(False, "start the output of the model at the share of positives of the train split")
     recalibrate: bool = setting(
-        False, "at the end, shift the output so that its mean over the train split is the share of positives there"
+        False,
+        "at the end, shift the output so that its mean over the valid split (train if there is none) is the share of positives",
     )
     schedule: str = setting(
         "constant", "course of both learning rates", one_of=("constant", "warmup", "cosine", "decay")

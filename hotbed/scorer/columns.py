@@ -17,7 +17,7 @@ import torch
 
 from hotbed.data.encode import encode, raw_column, time_of
 from hotbed.data.formats import Chunk
-from hotbed.data.formats.parquet import read_columns
+from hotbed.data.formats.parquet import has_micros, read_columns
 from hotbed.data.raw_reader import batch_of
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import FormatError
@@ -42,7 +42,7 @@ class ColumnEncoder:
         table = self._typed(as_record_batch(columns, self.names))
         chunk = Chunk(
             str(_HERE),
-            read_columns(table, _HERE, self._time),
+            read_columns(table, _HERE, self._time, micros=has_micros(self.schema.notes)),
             np.arange(table.num_rows),
             lambda i: _shown(table, i),
             [],

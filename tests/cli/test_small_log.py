@@ -86,6 +86,15 @@ def test_calibration_that_is_off_is_said_unless_chance_explains_it():
         assert not calibration_notes({"test": {"calibration": ratio, "positives": positives}})
 
 
+def test_probabilities_that_are_too_extreme_are_said():
+    found = {"calibration": 1.0, "positives": 4000, "auc": 0.81, "normalized_entropy": 1.17}
+    (note,) = calibration_notes({"test": found})
+    assert "1.17 times" in note
+    assert "--epochs" in note
+    for mild in ({"normalized_entropy": 0.9}, {"positives": 50}, {"auc": 0.5}):
+        assert not calibration_notes({"test": found | mild})
+
+
 def test_evaluate_knows_how_the_run_began(hotbed, data, log, tmp_path):
     """`train.base_rate` is not recommended for a run that has it."""
     for value in ("true", "false"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -258,3 +259,43 @@ def test_real_criteo(real_data, tmp_path, integers):
 def test_real_files(real_data, tmp_path, file, options):
     prepare([real_data / file], tmp_path / "out", **options)
     assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [real_data / file])))
+
+
+def test_unsigned_integers_keep_their_size(tmp_path):
+    values = [2**63 + 5, 2**63 + 6, 7, 2**64 - 1] * 10
+    texts = write(tmp_path / "log.csv", "label,user,amount", *(f"{i % 2},{v},{v}" for i, v in enumerate(values)))
+    prepare(texts, tmp_path / "out", ids=["user"], dense=["amount"])
+    unsigned = pa.array(values, pa.uint64())
+    table = pa.table({"label": [0, 1] * 20, "user": unsigned, "amount": unsigned})
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [tmp_path / "log.parquet"])))
+    (amount,) = prepare(table, tmp_path / "typed", ids=["user"], dense=["amount"]).schema.dense
+    assert amount.mean == pytest.approx(np.log1p(np.array(values, dtype=float)).mean())
+
+
+def timed(unit: str) -> pa.Table:
+    """A log with times in this unit, as an amount and as an id."""
+    seconds = np.array([1_600_000_000 + 7 * i for i in range(40)])
+    times = pa.array(seconds.astype("datetime64[s]")).cast(pa.timestamp(unit))
+    return pa.table({"label": [0, 1] * 20, "seen": times, "born": times})
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_mean_the_same_in_every_unit(tmp_path, unit):
+    prepare(timed("ns"), tmp_path / "out", ids=["seen"])
+    with pa.ipc.new_file(str(tmp_path / "log.arrow"), timed(unit).schema) as writer:
+        writer.write_table(timed(unit))
+    assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [tmp_path / "log.arrow"])))
+    prepare([("train", timed("ns")), ("test", timed(unit))], tmp_path / "two", ids=["seen"])
+    assert_same(tmp_path / "two", "test", list(RawReader(tmp_path / "two", [tmp_path / "log.arrow"])))
+
+
+def test_older_datasets_have_times_in_the_unit_of_their_file(tmp_path):
+    prepare(timed("s"), tmp_path / "out", ids=["seen"], ids_mode="raw")
+    notes = json.loads((tmp_path / "out" / "schema.json").read_text())
+    del notes["notes"]["raw"]["times"]
+    (tmp_path / "out" / "schema.json").write_text(json.dumps(notes))
+    with pa.ipc.new_file(str(tmp_path / "log.arrow"), timed("s").schema) as writer:
+        writer.write_table(timed("s"))
+    (batch,) = RawReader(tmp_path / "out", [tmp_path / "log.arrow"])
+    assert batch.ids[0].item() == 1_600_000_000

@@ -398,7 +398,7 @@ class TestParquet:
         assert columns["flag"].values.tolist() == [1, 0, 0]
         assert np.isnan(columns["price"].values).tolist() == [False, True, True]
         assert columns["half"].values.tolist() == [1, 2, 3]
-        assert columns["day"].values.tolist()[:2] == [0, 1]
+        assert columns["day"].values.tolist()[:2] == [0, 86_400_000_000]
         assert columns["time"].values.tolist()[:2] == [5, 6]
         assert columns["tags"].offsets.tolist() == [0, 2, 2, 2]
         assert strings(columns["tags"].values) == ["a", "b"]

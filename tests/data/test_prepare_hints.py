@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hotbed.cli.prepare_report import hints
@@ -10,7 +11,7 @@ from hotbed.data.prepare.guess import guess_id, is_named_id
 from hotbed.data.prepare.prepare import PrepareReport, prepare
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
-from hotbed.data.times import looks_like_time
+from hotbed.data.times import looks_like_time, unit_of_numbers
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import write
 
@@ -51,6 +52,16 @@ def test_a_number_that_tells_the_label_is_a_leak_in_either_direction(tmp_path):
         lambda i: f"{random_label(i)},{random_label(i) * 0.7 + i * 1e-4},{-random_label(i)}.5",
     )
     assert set(prepare(raw, tmp_path / "out").schema.notes["leaks"]) == {"spent", "left"}
+
+
+def test_a_number_filled_for_positives_only_is_a_leak_whatever_its_sign(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,profit,noise",
+        lambda i: f"{random_label(i)},{(i * 37 % 101 - 50) / 7 if random_label(i) else ''},{i * 37 % 101 - 50}",
+        rows=4000,
+    )
+    assert list(prepare(raw, tmp_path / "out").schema.notes["leaks"]) == ["profit"]
 
 
 def test_a_bag_that_is_filled_for_positives_only_is_a_leak(tmp_path):
@@ -246,3 +257,119 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
     for wrong in ("test=0.1", "valid=50", "train=0.9,valid=0.1"):
         with pytest.raises(ConfigError, match=r"valid=0\.1"):
             prepare(files, tmp_path / "wrong", split=wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "option"),
+    [
+        (lambda i: f"1410{21 + i // 200:02d}{i % 24:02d}", "seen:yymmddhh"),
+        (lambda i: f"201410{1 + i % 30:02d}", "seen:yyyymmdd"),
+        (lambda i: str(956_703_932 + i * 977), "seen:s"),
+        (lambda i: str((1_500_000_000 + i * 977) * 1000), "seen:ms"),
+    ],
+)
+def test_times_written_as_numbers_are_reported(tmp_path, value, option):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},{value(i)},a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "seen")
+    assert f"--time {option}" in line
+    assert "as an amount" in line
+    (line,) = told(prepare(raw, tmp_path / "ids", ids=["*"]), "seen")
+    assert f"--time {option}" in line
+    assert prepare(raw, tmp_path / "time", time_column=option).schema.notes["time"]["column"] == "seen"
+    assert not told(prepare(raw, tmp_path / "amounts", dense=["seen"]), "seen")
+
+
+def test_timestamps_of_a_table_are_reported(tmp_path):
+    times = pa.array(range(1_500_000_000, 1_500_000_000 + ROWS), pa.timestamp("s"))
+    table = pa.table({"click": [0, 1] * (ROWS // 2), "seen": times})
+    (line,) = told(prepare(table, tmp_path / "out"), "seen")
+    assert "--time seen" in line
+
+
+def test_amounts_and_ids_are_not_taken_for_times():
+    draw = np.random.default_rng(0)
+    for values in (draw.integers(0, 2**31, 500), draw.integers(0, 10**8, 500), np.arange(500), np.zeros(500, np.int64)):
+        assert unit_of_numbers(values) == ""
+    assert unit_of_numbers(np.zeros(0, np.int64)) == ""
+
+
+def test_integers_with_leading_zeros_are_ids(tmp_path):
+    raw = log(tmp_path, "click,customer,age", lambda i: f"{i % 2},{i % 50:06d},{i % 60}")
+    report = prepare(raw, tmp_path / "out")
+    assert [one.name for one in report.schema.features] == ["customer"]
+    (line,) = told(report, "customer")
+    assert "--dense customer" in line
+    assert "leading zeros" in line
+
+
+@pytest.mark.parametrize("value", ["{:,.2f}", "{:.1f} %", "€{:.2f}", "{:.2f} EUR"])
+def test_numbers_that_are_not_plain_are_reported(tmp_path, value):
+    to_commas = str.maketrans(".,", ",.")
+    raw = log(tmp_path, "click;price;app", lambda i: f"{i % 2};{value.format(i * 37.31).translate(to_commas)};a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "price")
+    assert "--ids price" in line
+    assert "--multi" not in line
+
+
+def test_a_column_of_numbers_and_words_is_reported(tmp_path):
+    raw = log(tmp_path, "click,price,app", lambda i: f"{i % 2},{'none given' if i % 4 == 0 else i / 7},a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "price")
+    assert "'none given'" in line
+    assert not told(prepare(raw, tmp_path / "ids", ids=["price"]), "price")
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "n/a", "NULL", r"\N", "-", "?"])
+def test_missing_numbers_in_many_spellings(tmp_path, missing):
+    raw = log(tmp_path, "click,price,n", lambda i: f"{i % 2},{missing if i % 3 else i / 7},{missing if i % 3 else i}")
+    report = prepare(raw, tmp_path / "out")
+    assert report.bad_rows == {}
+    assert [one.name for one in report.schema.dense] == ["price", "n"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "way_out"),
+    [
+        (["1653::1966::3", "82::2607::4"], "sed 's/::/"),
+        (["1,1193,5", "0,661,3"], "Is the first line data?"),
+        (["1,1,5", "0,661,3"], "Is the first line data?"),
+        (['{"click": 1, "user": "a"}', '{"click": 0, "user": "b"}'], "is JSON"),
+        (['[{"click": 1}]'], "is JSON"),
+    ],
+)
+def test_a_file_without_a_header_gets_the_way_to_make_one(tmp_path, lines, way_out):
+    with pytest.raises((ConfigError, FormatError)) as error:
+        prepare(write(tmp_path / "log.txt", *lines), tmp_path / "out")
+    assert way_out in str(error.value)
+
+
+def test_a_header_is_not_taken_for_data(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        prepare(write(tmp_path / "log.csv", "user,item", "1,2"), tmp_path / "out")
+    assert "first line" not in str(error.value)
+
+
+def test_a_delimiter_of_two_characters_gets_the_way_to_replace_it(tmp_path):
+    with pytest.raises(ConfigError, match="sed 's/::/"):
+        prepare(write(tmp_path / "log.csv", "1::2"), tmp_path / "out", delimiter="::")
+
+
+@pytest.mark.parametrize("kind", ["text", "table"])
+def test_ids_written_as_floats_are_ids(tmp_path, kind):
+    """As pandas writes integers of which some are missing."""
+    raw = log(
+        tmp_path, "click,user_id,item_price", lambda i: f"{i % 2},{'' if i % 9 == 0 else f'{i % 40}.0'},{i % 7}.0"
+    )
+    users = [None if i % 9 == 0 else float(i % 40) for i in range(ROWS)]
+    table = pa.table(
+        {"click": [i % 2 for i in range(ROWS)], "user_id": users, "item_price": [i % 7.0 for i in range(ROWS)]}
+    )
+    report = prepare(raw if kind == "text" else table, tmp_path / "out")
+    assert [one.name for one in report.schema.features] == ["user_id"]
+    assert report.schema.features[0].distinct == 41
+    (line,) = told(report, "user_id")
+    assert "--dense user_id" in line
+
+
+def test_fractions_are_no_ids(tmp_path):
+    raw = log(tmp_path, "click,user,n", lambda i: f"{i % 2},{i % 40 / 2:g},{i % 5}")
+    assert [one.name for one in prepare(raw, tmp_path / "out").schema.dense] == ["user", "n"]

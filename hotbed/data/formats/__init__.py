@@ -65,17 +65,19 @@ def open_format(
     label_optional: bool = False,
     hashed: bool = False,
     time: str | None = None,
+    micros: bool = True,
 ) -> Format:
     """The reader called `name`. Columns not `wanted` may be left unread.
 
-    `hashed`: strings may be returned as ids. `time` is the column whose dates and times are kept as times.
+    `hashed`: strings may be returned as ids. `time` is the column whose dates and times are kept as times;
+    `micros`: those of other columns are in microseconds.
     """
     if name == "criteo":
         return CriteoFormat("optional" if label_optional else "required", hashed)
     if name == "csv":
         return CsvFormat(delimiter)
     if name == "parquet":
-        return ParquetFormat(wanted, time)
+        return ParquetFormat(wanted, time, micros=micros)
     if name in LINE_FORMATS:
         return LineFormat(name)
     raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")

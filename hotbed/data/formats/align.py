@@ -22,7 +22,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Floats, Format, Integers, Lists, Reel, Scalar, Text
+from hotbed.data.formats.chunk import (
+    WHOLE,
+    Chunk,
+    Column,
+    Floats,
+    Format,
+    Integers,
+    Lists,
+    Reel,
+    Scalar,
+    Text,
+    Unsigned,
+)
 from hotbed.data.formats.parquet import schema_of
 from hotbed.host.threads import run_ahead
 
@@ -172,7 +184,8 @@ def _aligned(column: Column | None, kind: ColumnKind | None, rows: int) -> Colum
 def _floats(values: Scalar) -> Scalar:
     if not isinstance(values, Integers):
         return values
-    return Floats(np.where(values.missing, np.nan, values.values.astype(np.float64)))
+    numbers = values.numbers if isinstance(values, Unsigned) else values.values
+    return Floats(np.where(values.missing, np.nan, numbers.astype(np.float64)))
 
 
 def _missing(kind: Kind, rows: int) -> Scalar:

@@ -35,6 +35,15 @@ class Integers(NamedTuple):
     missing: np.ndarray  # bool [n]
 
 
+class Unsigned(Integers):
+    """Integers from 0 to 2**64 - 1, stored as the int64 of the same bits."""
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Uint64 [n]."""
+        return self.values.view(np.uint64)
+
+
 class Floats(NamedTuple):
     """n numbers; NaN is missing."""
 
@@ -159,7 +168,7 @@ def take(column: Column, keep: np.ndarray) -> Column:
     if isinstance(column, Text):
         return Text(column.data, column.starts[keep], column.ends[keep])
     if isinstance(column, Integers):
-        return Integers(column.values[keep], column.missing[keep])
+        return type(column)(column.values[keep], column.missing[keep])
     if isinstance(column, Floats):
         return Floats(column.values[keep])
     if isinstance(column, HashedText):

@@ -6,8 +6,10 @@ quotes but no line break: an unclosed quote makes only its own line bad.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from hotbed.errors import ConfigError, FormatError
 
 DELIMITERS = ",\t;|"
 MAX_COLUMNS = 10_000
+_VALUE = re.compile(r"[-+]?\d+(\.\d+)?|\d{4}-\d\d-\d\d.*")  # what is hardly the name of a column
 
 
 class CsvFormat:
@@ -28,7 +31,8 @@ class CsvFormat:
 
     def __init__(self, delimiter: str | None = None) -> None:
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
-            raise ConfigError(f"delimiter {delimiter!r} is not one plain character such as , ; | or a tab.")
+            replaced = f" Replace it first: {to_one_character(delimiter, 'FILE')}" if len(delimiter) > 1 else ""
+            raise ConfigError(f"delimiter {delimiter!r} is not one plain character such as , ; | or a tab.{replaced}")
         self._delimiter = delimiter
 
     def reels(self, path: Path) -> Iterator[Reel]:
@@ -70,6 +74,8 @@ def _header(block: TextBlock, path: Path, delimiter: str) -> tuple[list[str], Te
         start, line = end + 1, line + 1
     if not text:
         raise FormatError(f"{path} is empty: a CSV file needs a header line with the column names.")
+    if text.lstrip().startswith((b"{", b"[{")):
+        raise FormatError(f"{path} is JSON, which prepare does not read. {_from_json(path)}")
     num_columns = text.count(delimiter.encode()) + 1
     if num_columns > MAX_COLUMNS:
         raise FormatError(
@@ -93,7 +99,34 @@ def _header(block: TextBlock, path: Path, delimiter: str) -> tuple[list[str], Te
 def _check_names(names: list[str], path: Path) -> None:
     empty = [str(i + 1) for i, name in enumerate(names) if not name]
     if empty:
-        raise FormatError(f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.")
+        raise FormatError(
+            f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.{no_header_hint(names, path)}"
+        )
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise FormatError(f"{path}: the header names {', '.join(twice)} more than once. Column names must differ.")
+        raise FormatError(
+            f"{path}: the header names {', '.join(twice)} more than once. Column names must differ."
+            f"{no_header_hint(names, path)}"
+        )
+
+
+def no_header_hint(names: Sequence[str], file: str | Path) -> str:
+    """The way out if the first line holds values instead of names; empty if it looks like names."""
+    if any("::" in name for name in names):
+        return f" Columns are separated by ::. Replace it first: {to_one_character('::', str(file))}"
+    if not any(_VALUE.fullmatch(name) for name in names):
+        return ""
+    return (
+        " Is the first line data? A CSV file needs one with names: "
+        f"(echo 'a,b,c'; cat {shlex.quote(str(file))}) > named.csv, with your names."
+    )
+
+
+def to_one_character(delimiter: str, file: str) -> str:
+    """A command that makes tabs of a delimiter of several characters."""
+    return f"sed {shlex.quote(f's/{delimiter}/' + chr(92) + 't/g')} {shlex.quote(file)} > tabs.tsv"
+
+
+def _from_json(path: Path) -> str:
+    code = f"import pyarrow.json as j, pyarrow.parquet as p; p.write_table(j.read_json({str(path)!r}), 'log.parquet')"
+    return f"Convert it, one object per line: python -c {shlex.quote(code)}"

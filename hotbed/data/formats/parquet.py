@@ -1,16 +1,16 @@
 """Parquet and Arrow (Feather, IPC file or stream): typed columns in, the same columns out, 65,536 rows at a time.
 
-Integers, booleans, dates and times are integers (unsigned 64-bit ones keep their bits), floats and decimals are numbers,
-strings and binary are text, dictionaries are decoded, lists are bags. Null, NaN and the empty string are
+Integers and booleans are integers (unsigned 64-bit ones are `Unsigned`), as are dates and times, in microseconds. Floats and
+decimals are numbers, strings and binary are text, dictionaries are decoded, lists are bags. Null, NaN and the empty string are
 missing. Other types (structs, maps, lists of lists) are refused with their name; drop such columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from hotbed.data.formats.chunk import (
     Reel,
     Scalar,
     Text,
+    Unsigned,
 )
 from hotbed.errors import FormatError, RemoteError
 from hotbed.files.path import size_of
@@ -41,9 +42,12 @@ class ParquetFormat:
     name = "parquet"
     typed = True
 
-    def __init__(self, wanted: Callable[[str], bool] = lambda _: True, time: str | None = None) -> None:
+    def __init__(
+        self, wanted: Callable[[str], bool] = lambda _: True, time: str | None = None, *, micros: bool = True
+    ) -> None:
+        """`micros` as in `read_columns`."""
         self._wants = wanted  # column name -> read it?
-        self._time = time
+        self._time, self._micros = time, micros
 
     def reels(self, path: Path) -> Iterator[Reel]:
         """Row groups of Parquet, about REEL_BYTES decompressed; an Arrow file is one reel."""
@@ -76,7 +80,7 @@ class ParquetFormat:
                 if found is None:
                     return
                 batch, total, unread = found
-                columns = read_columns(batch, path, self._time)
+                columns = read_columns(batch, path, self._time, micros=self._micros)
                 first = reel.first_line + done
                 lines = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 done += batch.num_rows
@@ -184,13 +188,24 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def read_columns(batch: pa.RecordBatch, path: Path, time: str | None) -> dict[str, Column]:
-    """The columns of a batch; the one called `time` as points in time if its type says so."""
-    columns = {name: _column(batch.column(name), name, path) for name in batch.schema.names if name != time}
-    if time is not None and time in batch.schema.names:
-        array = batch.column(time)
-        columns[time] = _instants(array, path) if pa.types.is_temporal(array.type) else _column(array, time, path)
+def read_columns(batch: pa.RecordBatch, path: Path, time: str | None, *, micros: bool = True) -> dict[str, Column]:
+    """The columns of a batch; the one called `time` as points in time if its type says so.
+
+    `micros`: other dates and times in microseconds, whatever the unit of the file; else in that unit, as in older datasets.
+    """
+    columns: dict[str, Column] = {}
+    for name, array in zip(batch.schema.names, batch.columns):
+        if name == time and pa.types.is_temporal(array.type):
+            columns[name] = _instants(array, path)
+        else:
+            columns[name] = _column(array, name, path, micros)
     return columns
+
+
+def has_micros(notes: Mapping[str, Any]) -> bool:
+    """Whether a dataset with these notes was prepared with dates and times in microseconds."""
+    raw = notes.get("raw")
+    return isinstance(raw, dict) and "times" in raw
 
 
 def _instants(array: pa.Array, path: Path) -> Instants:
@@ -210,21 +225,21 @@ def _unit(kind: pa.DataType) -> str:
     return str(kind.unit)
 
 
-def _column(array: pa.Array, name: str, path: Path) -> Column:
+def _column(array: pa.Array, name: str, path: Path, micros: bool) -> Column:
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         values = pc.list_flatten(array)
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(array) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return Lists(offsets, _scalar(values, name, path))
-    return _scalar(array, name, path)
+        return Lists(offsets, _scalar(values, name, path, micros))
+    return _scalar(array, name, path, micros)
 
 
-def _scalar(array: pa.Array, name: str, path: Path) -> Scalar:
+def _scalar(array: pa.Array, name: str, path: Path, micros: bool) -> Scalar:
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _scalar(array.dictionary_decode(), name, path)
+        return _scalar(array.dictionary_decode(), name, path, micros)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return Floats(pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64))
     missing = pc.is_null(array).to_numpy(zero_copy_only=False)
@@ -236,15 +251,27 @@ def _scalar(array: pa.Array, name: str, path: Path) -> Scalar:
         return text_of_strings(pc.cast(array, pa.binary()))
     if pa.types.is_large_string(kind):
         return text_of_strings(pc.cast(array, pa.string()))
-    if pa.types.is_temporal(kind):
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         array = pc.cast(array.view(pa.int32() if kind.bit_width == 32 else pa.int64()), pa.int64())
-        return Integers(pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64), missing)
+        values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Integers(_micros(values, _unit(kind)) if micros else values, missing)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         filled = pc.fill_null(array, False if pa.types.is_boolean(kind) else 0)
-        return Integers(filled.to_numpy(zero_copy_only=False).astype(np.int64), missing)
+        values = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+        return (Unsigned if pa.types.is_uint64(kind) else Integers)(values, missing)
     raise FormatError(
         f"{path}: column {name} has type {kind}, which hotbed cannot turn into numbers or ids. Leave it out: --drop {name}"
     )
+
+
+def _micros(values: np.ndarray, unit: str) -> np.ndarray:
+    """Microseconds; those beyond 64 bits are cut off there."""
+    if unit == "ns":
+        return np.asarray(values // 1000)
+    factor = _A_DAY["us"] // _A_DAY[unit]
+    most = (2**63 - 1) // factor
+    micros: np.ndarray = np.clip(values, -most, most) * factor
+    return micros
 
 
 def _is_view(kind: pa.DataType) -> bool:

@@ -36,7 +36,10 @@ def parse_integers(text: Text) -> ParsedNumbers:
 
 
 def parse_floats(text: Text) -> ParsedNumbers:
-    """Decimal numbers; empty, nan, na, null and none (any case) are MISSING, inf and beyond float64 are TOO_LARGE."""
+    r"""Decimal numbers; empty, nan, na, n/a, null, none (any case), -, ? and \N are MISSING.
+
+    inf and beyond float64 are TOO_LARGE.
+    """
     n = len(text.starts)
     values, codes = np.full(n, np.nan), np.empty(n, dtype=np.uint8)
     _parse_floats(text.data, text.starts, text.ends, values, codes)
@@ -148,7 +151,11 @@ def _word(data: np.ndarray, begin: int, end: int) -> int:
     """The code of text without digits: missing, too large, or not a number."""
     if _equals(data, begin, end, b"nan") or _equals(data, begin, end, b"na"):
         return MISSING
-    if _equals(data, begin, end, b"null") or _equals(data, begin, end, b"none"):
+    if _equals(data, begin, end, b"null") or _equals(data, begin, end, b"none") or _equals(data, begin, end, b"n/a"):
+        return MISSING
+    if end - begin == 1 and (data[begin] == 45 or data[begin] == 63):  # - or ?
+        return MISSING
+    if end - begin == 2 and data[begin] == 92 and data[begin + 1] == 78:  # \N, as databases write it
         return MISSING
     if data[begin] == 43 or data[begin] == 45:
         begin += 1

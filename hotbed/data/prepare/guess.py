@@ -1,7 +1,8 @@
 """Integer columns of unknown meaning in, those that are ids and not quantities out, with the reason.
 
 Read as a quantity, the id of a user or an item is a number whose size means nothing, and a model learns next to nothing from
-it. Two signs are used. The name: `user_id`, `movieId`, `ip`, `zip`; such a column becomes an id feature. The values: a
+it. Three signs are used. The name: `user_id`, `movieId`, `ip`, `zip`; such a column becomes an id feature. Leading zeros, as in
+`00123`: likewise. The values: a
 quantity has smooth counts (about as many rows with 17 as with 18), the counts of ids jump from one id to the next; since
 prices do the same, such a column remains a number and is only reported. A column in which nearly every row has a different
 value is a row number, whatever its name.
@@ -147,13 +148,18 @@ class IdGuess(NamedTuple):
     why: str
 
 
-def guess_id(name: str, values: NDArray[np.int64]) -> IdGuess | None:
-    """The guess for a column, given its values without the missing ones; None if it looks like a quantity."""
+def guess_id(name: str, values: NDArray[np.int64], *, padded: bool = False) -> IdGuess | None:
+    """The guess for a column, given its values without the missing ones; None if it looks like a quantity.
+
+    `padded`: as text, values have leading zeros, which no quantity has.
+    """
     values = values[:_ROWS]
     if not len(values):
         return None
     distinct, counts = np.unique(values, return_counts=True)
     is_row_number = len(values) >= _MANY_ROWS and len(distinct) >= ROW_NUMBER * len(values)
+    if padded and not is_row_number:
+        return IdGuess(True, f"some have leading zeros; {len(distinct):,} values in {len(values):,} rows")
     if is_named_id(name):
         if is_row_number:
             return IdGuess(False, "its name is that of an id, but nearly every row has a different value")

@@ -2,9 +2,11 @@
 
 `find_leaks`: the columns of a written dataset that give the label away. A column that is known only after the click (the time
 of the purchase, filled for positives alone) makes a model look perfect and useless. Every column is tried alone on the first
-rows of train: how well does its value order the labels (AUC)? For ids, the share of positives of each id is counted on every
-other row and tried on the rest; ids that are rare there share one value, so a column whose values never repeat is judged by
-whether it is filled. Real features stay far below the limit.
+rows of train: how well does its value order the labels (AUC)? For ids and ranges of numbers, the share of positives of each
+id is counted on every other row and tried on the rest; ids that are rare there share one value, so a column whose values never
+repeat is judged by whether it is filled. Real features stay far below the limit.
+
+`number_columns`: text columns that are numbers in the main, with decimal commas, signs of a currency, or words in between.
 
 `joined_columns`: text columns whose values look like several ids, and their separator. Without a separator, `news|art`,
 `art|food` and `news|food` are three different ids, and the model learns nothing about `art`. The criterion: many values contain
@@ -14,19 +16,21 @@ the same.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.data.formats import Chunk, HashedText, Instants, Lists, Text
+from hotbed.data.formats import Chunk, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
+from hotbed.data.formats.parse_numbers import MISSING, OK, parse_integers
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.data.times import looks_like_time
+from hotbed.data.times import looks_like_time, unit_of_numbers
 from hotbed.data.values import LabelReader, LabelThreshold, value_text
 
 LEAK_AUC = 0.99
@@ -35,6 +39,7 @@ _FEWEST = 10  # positives and negatives, in each half
 _RARE = 3  # an id with fewer rows in one half has no share of its own
 _PRIOR = 0.5  # added to the rows of an id, in units of an average row
 _FLOAT_DIGITS = 12
+_BINS = 100
 _LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
 _MEAN_ONE = ("1", "yes", "y", "true", "t", "click", "clicked", "pos", "positive", "on", "+1", "1.0")
 _SEPARATORS = "|;,^~"
@@ -42,6 +47,11 @@ _VALUES = 2000  # that are inspected
 _SHARE = 0.3  # at least this share of the values has the separator
 _FEWEST_JOINED = 5  # at least this many of them are distinct
 _MAKE_UP = 2  # at least this many values per part
+_MOSTLY_NUMBERS = 0.5  # at least this share of the values are numbers
+_PLAIN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_SPELLED_NUMBER = re.compile(
+    r"[-+]?[€$£¥]?\s?[-+]?(\d+|\d{1,3}([.,' \u00a0]\d{3})+)([.,]\d+)?\s?([%€$£¥]|EUR|USD|CHF|GBP)?"
+)
 
 
 def find_leaks(directory: Path, schema: Schema) -> dict[str, float]:
@@ -53,8 +63,9 @@ def find_leaks(directory: Path, schema: Schema) -> dict[str, float]:
         return {}
     found = {}
     for spec in schema.dense:
-        area = _auc(labels, table.column(spec.name).to_numpy())
-        found[spec.name] = max(area, 1 - area)
+        values = table.column(spec.name).to_numpy()
+        area = _auc(labels, values)
+        found[spec.name] = max(area, 1 - area, _auc_of_ids(labels, _bins(values)))
     for feature in schema.features:
         column = table.column(feature.name).combine_chunks()
         ids = _firsts(column) if feature.multi else column.to_numpy()
@@ -82,6 +93,12 @@ def _firsts(column: pa.Array) -> NDArray[np.int64]:
     out = np.full(len(filled), -1, dtype=np.int64)
     out[filled] = values[offsets[:-1][filled]]
     return out
+
+
+def _bins(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Numbers of about equally filled ranges; a frequent value, such as that of missing ones, has a bin of its own."""
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, _BINS + 1)))
+    return np.searchsorted(edges, values, side="left") + np.searchsorted(edges, values, side="right")
 
 
 def _auc_of_ids(labels: NDArray[np.bool_], ids: NDArray[np.int64]) -> float:
@@ -113,22 +130,56 @@ def joined_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str
         column = chunk.columns.get(feature.name)
         if feature.multi or feature.source != "string" or not isinstance(column, Text):
             continue
-        values = [column.string(i) for i in range(min(len(column.starts), _VALUES))]
-        separator = _separator([value for value in values if value])
+        separator = _separator([value for value in _first_texts(column) if value])
         if separator:
             found[feature.name] = separator
     return found
 
 
-def time_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
-    """Text columns that hold times but would be read as ids -> plain, or format if a format must be named."""
+def time_columns(chunk: Chunk, features: Sequence[IdFeature], open_names: Collection[str]) -> dict[str, str]:
+    """Columns of times that would be read as ids or amounts -> plain, format if one must be named, or the unit of numbers.
+
+    `features`: whose text may be times; `open_names`: columns that no option and no name makes ids or amounts.
+    """
     found: dict[str, str] = {}
     for feature in features:
         column = chunk.columns.get(feature.name)
         if feature.source == "string" and isinstance(column, Text):
-            kind = looks_like_time([column.string(i) for i in range(min(len(column.starts), _VALUES))])
+            kind = looks_like_time(_first_texts(column))
             found |= {feature.name: kind} if kind else {}
+    for name in open_names:
+        column = chunk.columns.get(name)
+        unit = unit_of_numbers(_first_integers(column)) if isinstance(column, Text | Integers) else ""
+        found |= {name: unit} if unit else {}
     return found
+
+
+def number_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
+    """Text columns that would be read as ids but hold many numbers, plain or written as 1.234,50 € -> what is not plain."""
+    found = {}
+    for feature in features:
+        column = chunk.columns.get(feature.name)
+        if feature.multi or feature.source != "string" or not isinstance(column, Text):
+            continue
+        texts = [text for text in map(str.strip, _first_texts(column)) if text]
+        plain = [bool(_PLAIN_NUMBER.fullmatch(text)) for text in texts]
+        numbers = sum(known or bool(_SPELLED_NUMBER.fullmatch(text)) for text, known in zip(texts, plain))
+        odd = next((text for text, known in zip(texts, plain) if not known), "")
+        if odd and len(texts) >= _FEWEST and numbers >= _MOSTLY_NUMBERS * len(texts):
+            found[feature.name] = shorten(odd)
+    return found
+
+
+def _first_texts(column: Text) -> list[str]:
+    return [column.string(i) for i in range(min(len(column.starts), _VALUES))]
+
+
+def _first_integers(column: Text | Integers) -> NDArray[np.int64]:
+    """The first values without the missing ones; none if some are not integers."""
+    if isinstance(column, Integers):
+        return np.asarray(column.values[:_VALUES][~column.missing[:_VALUES]])
+    values, codes = parse_integers(Text(column.data, column.starts[:_VALUES], column.ends[:_VALUES]))
+    return np.asarray(values[codes == OK] if ((codes == OK) | (codes == MISSING)).all() else values[:0])
 
 
 def _separator(values: list[str]) -> str:

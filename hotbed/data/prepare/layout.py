@@ -13,15 +13,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
+from hotbed.data.formats.csv import no_header_hint
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.prepare.guess import IdGuess, guess_id
+from hotbed.data.prepare.guess import IdGuess, guess_id, is_named_id
 from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature, features_by_table
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelThreshold, Target
@@ -184,8 +185,9 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool, guessing: b
         if name in (label, options.time, *(target.name for target in options.targets)) or name in options.drop:
             continue
         kind = _kind(column, typed)
-        if guessing and kind == "integer" and not _is_named(name, options):
-            guess = guess_id(name, _integers(column))
+        if guessing and not _is_named(name, options) and (kind == "integer" or (kind == "float" and is_named_id(name))):
+            values = _integers(column) if kind == "integer" else _whole_numbers(cast(Text | Floats, column))
+            guess = guess_id(name, values, padded=_is_padded(column))
             guesses |= {name: guess} if guess is not None else {}
         part = _part(name, kind, options)
         if part == "dense" and name in guesses and guesses[name].is_certain:
@@ -254,7 +256,7 @@ def _label(chunk: Chunk, options: LayoutOptions) -> str:
             return name
     raise ConfigError(
         f"{chunk.file}: which column is the label? None is called {', '.join(LABEL_NAMES)}. "
-        f"Name it with --label; the columns are: {known}."
+        f"Name it with --label; the columns are: {known}.{no_header_hint(list(chunk.columns), chunk.file)}"
     )
 
 
@@ -322,6 +324,23 @@ def _integers(column: Column) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     values, codes = parse_integers(column)
     return np.asarray(values[codes == OK])
+
+
+def _whole_numbers(column: Text | Floats) -> NDArray[np.int64]:
+    """The numbers of a column as integers, also 12.0, without missing and unreadable values; none if one has a fraction."""
+    numbers = parse_floats(column).values if isinstance(column, Text) else column.values
+    numbers = numbers[~np.isnan(numbers)]
+    whole = bool((np.floor(numbers) == numbers).all()) and bool((np.abs(numbers) < 2**53).all())
+    return np.asarray(numbers if whole else numbers[:0]).astype(np.int64)
+
+
+def _is_padded(column: Column) -> bool:
+    """Whether some values of text have leading zeros: 00123."""
+    if not isinstance(column, Text):
+        return False
+    long = column.starts + 1 < column.ends
+    longer = Text(column.data, column.starts[long], column.ends[long])
+    return bool(((longer.data[longer.starts] == ord("0")) & (parse_integers(longer).codes == OK)).any())
 
 
 def _is_named(name: str, options: LayoutOptions) -> bool:

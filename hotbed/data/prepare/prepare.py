@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
-from hotbed.data.prepare.guess import IdGuess
-from hotbed.data.prepare.hints import find_leaks, joined_columns, label_hint, time_columns
+from hotbed.data.prepare.guess import IdGuess, is_named_id
+from hotbed.data.prepare.hints import find_leaks, joined_columns, label_hint, number_columns, time_columns
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
 from hotbed.data.prepare.layout import (
     ColumnLayout,
@@ -75,7 +75,10 @@ class PrepareReport:
         default_factory=dict
     )  # columns whose values look like several ids, and the separator
     guesses: tuple[tuple[str, IdGuess], ...] = ()  # integer columns that look like ids
-    times: dict[str, str] = field(default_factory=dict)  # columns of times that were read as ids -> plain or format
+    times: dict[str, str] = field(
+        default_factory=dict
+    )  # columns of times read as ids or amounts -> unit, plain or format
+    numbers: dict[str, str] = field(default_factory=dict)  # columns of numbers read as ids, and one that is not plain
 
 
 def prepare(
@@ -205,7 +208,7 @@ def prepare(
             },
             raw_format=readers[0].name,
             notes={
-                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels)},
+                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels), "times": "us"},
                 "sources": [
                     f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
                 ],
@@ -230,6 +233,7 @@ def prepare(
         joined=first.joined,
         guesses=layout.guesses,
         times=first.times,
+        numbers=first.numbers,
     )
 
 
@@ -314,7 +318,8 @@ class FirstLook(NamedTuple):
 
     layout: ColumnLayout
     joined: dict[str, str]  # columns that look like several ids in one, and the separator
-    times: dict[str, str]  # columns of times that would be read as ids
+    times: dict[str, str]  # columns of times that would be read as ids or amounts
+    numbers: dict[str, str]  # columns of numbers that would be read as ids, and one that is not plain
     label_hint: str  # the way out if labels cannot be read
 
 
@@ -327,8 +332,14 @@ def _first_look(
             if len(chunk.lines):
                 layout = choose_layout(chunk, options, reader.typed, guessing=reader.name in ("csv", "parquet"))
                 label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
-                joined, times = joined_columns(chunk, layout.features), time_columns(chunk, layout.features)
-                return FirstLook(layout, joined, times, label_hint(chunk, label))
+                open_ids = [one for one in layout.features if one.name not in options.ids]
+                open_names = {*(one.name for one in open_ids), *(one.name for one in layout.dense)} - {*options.dense}
+                times = time_columns(
+                    chunk, layout.features, [one for one in chunk.columns if one in open_names and not is_named_id(one)]
+                )
+                numbers = number_columns(chunk, [one for one in open_ids if one.name not in times])
+                joined = joined_columns(chunk, [one for one in layout.features if one.name not in numbers])
+                return FirstLook(layout, joined, times, numbers, label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)

@@ -310,7 +310,7 @@ class EmbeddingTables(nn.Module):
             raise HotbedError("rows move in backward; tables.accumulate() lets step() move them instead")
         return self.accumulation.step(self, self._looked_up)
 
-    def clip_grad_norm(self, max_norm: float, parameters: Iterable[Tensor] = ()) -> Tensor:
+    def clip_grad_norm(self, max_norm: float, parameters: Tensor | Iterable[Tensor] = ()) -> Tensor:
         """Clip the gradients that wait for a step, and those of `parameters`, by their common norm; returns that norm.
 
             tables.accumulate()

@@ -443,6 +443,8 @@ class CachedRows:
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
         """Lookups whose rows are in their slots; they are brought in now, once `claim` has taken ownership."""
         claim()
+        if lookups.origin is not None:
+            self.keyspace.refuse_old(lookups.origin)
         with self.changes.changing("bringing rows in"):
             return self.placed(lookups, learns)
 
@@ -452,7 +454,6 @@ class CachedRows:
             return lookups
         lookups.check_ids()
         if lookups.origin is not None:
-            self.keyspace.refuse_old(lookups.origin)
             self.forget_released()
         self.revoke_lease()
         if lookups.renew is not None:

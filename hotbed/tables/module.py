@@ -117,8 +117,8 @@ class EmbeddingTables(nn.Module):
         self.tables = with_placements(tables, placement, shard.world)
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
-        self.lr_factor = 1.0
         self._rates: RowRates | None = None
+        self.lr_factor = 1.0
         self.num_updates = 0
         self.accumulation: Accumulation | None = None
         self.independent = independent
@@ -201,6 +201,8 @@ class EmbeddingTables(nn.Module):
     @lr_factor.setter
     def lr_factor(self, factor: float) -> None:
         self._lr_factor = as_factor(factor)
+        if self._rates is not None:
+            self._rates.follow()
 
     def set_lr(self, lr: float) -> None:
         """Learn with this rate from the next update on; a schedule of the optimizer keeps its shape, scaled to it."""

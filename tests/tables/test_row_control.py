@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hotbed
-from hotbed import Jagged, Table
+from hotbed import Jagged, Table, checkpoint
 from hotbed.errors import ConfigError, HotbedError
 
 IDS = torch.tensor([[1, 2], [1, 3], [4, 3]])
@@ -64,6 +64,29 @@ def test_a_scheduler_resumes():
     other.rates.step()
     again.step()
     assert other.lr_factor == 0.25
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "state_dict"])
+def test_a_scheduler_resumes_with_the_rate_that_was_saved_with_the_rows(way, tmp_path):
+    """As a script does: the scheduler is made, then everything is loaded."""
+    tables = tables_of()
+    scheduler = lr_scheduler.StepLR(tables.rates, 2, 0.1)
+    for _ in range(3):
+        tables.rates.step()
+        scheduler.step()
+    checkpoint.save(tmp_path, tables)
+    other = tables_of()
+    again = lr_scheduler.StepLR(other.rates, 2, 0.1)
+    if way == "checkpoint":
+        checkpoint.load(tmp_path, other)
+    else:
+        other.load_state_dict(tables.state_dict())
+    again.load_state_dict(scheduler.state_dict())
+    for _ in range(3):
+        for rates, each in ((tables.rates, scheduler), (other.rates, again)):
+            rates.step()
+            each.step()
+        assert other.lr_factor == pytest.approx(tables.lr_factor)
 
 
 def test_set_lr():

@@ -130,7 +130,7 @@ class EmbeddingBag(nn.Module):
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """One vector per bag [B, D]: bags are the rows of a matrix [B, T], or cut from a list by `offsets`."""
         bags = self._bags(input, offsets, per_sample_weights)
-        if self.max_norm is not None:
+        if self.max_norm is not None and bool(((bags.values >= 0) & (bags.values < self.num_embeddings)).all()):
             self.tables.claim()
             group = self.tables.group_of(_NAME)
             group.residency.touch(bags.values)

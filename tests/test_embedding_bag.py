@@ -191,3 +191,12 @@ def test_rows_that_max_norm_shortens_are_in_the_next_checkpoint(tmp_path):
     again = hotbed.EmbeddingBag(100, 4, max_norm=0.5)
     hotbed.checkpoint.load(tmp_path, again.tables)
     assert torch.equal(bag.weight, again.weight)
+
+
+@pytest.mark.parametrize("bad", [-3, 7, 10**9])
+def test_max_norm_leaves_the_rows_of_a_refused_batch_as_they_are(bad):
+    bag = hotbed.EmbeddingBag(7, 4, max_norm=0.1)
+    before = bag.weight.clone()
+    with pytest.raises(IdError, match=f"id {bad} "):
+        bag(torch.tensor([[1, bad]]))
+    assert torch.equal(bag.weight, before)

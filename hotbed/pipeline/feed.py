@@ -219,13 +219,17 @@ class Feed:
         self._drain()
         if drop:
             with self.changes.changing("dropping the batches ahead"):
-                for planner in self._planners:
-                    planner.forget()
-                for group in self._cached:
-                    group.cache.drop_ahead()
-                self._rearrive = True
-                if self._ids:
-                    self._take_back()
+                self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        """No cache knows of the batches ahead: part of a change."""
+        for planner in self._planners:
+            planner.forget()
+        for group in self._cached:
+            group.cache.drop_ahead()
+        self._rearrive = True
+        if self._ids:
+            self._take_back()
 
     def _take_back(self) -> None:
         """Dynamic ids of batches ahead are forgotten, and translated again when they are planned.
@@ -279,7 +283,8 @@ class Feed:
             self._paused = self._rearrive = False
 
     def _begin_anew(self) -> None:
-        """Rows were loaded or moved, and the caches are others: nothing is known to them."""
+        """Rows were loaded or moved, and some caches are others: nothing is known to them, nor to the rest from here on."""
+        self._drop_ahead()
         self._caches = [group.cache for group in self._cached]
         self._unknown.extendleft((waiting.batch, None, waiting.named.ahead) for waiting in reversed(self._waiting))
         self._waiting.clear()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.ops.index import ScoreFunction
@@ -50,6 +52,9 @@ class Store(Protocol):
 
     def items(self, chunk: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        """Keys that have a record, some at a time, in no order; some may come twice."""
 
     def flush(self) -> None:
         """Bring everything to the lowest tier."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.ops.int8 import pack, packed_width, unpack
@@ -56,6 +58,10 @@ class Int8Store:
     def items(self, chunk: int = 1 << 16) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
         return self._unpacked(self._rows.items(chunk))
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        """The keys of every row ever written, ascending."""
+        return self._rows.keys()
 
     def holder(self) -> Holder:
         """Holds the rows of one moment for a checkpoint; their records are unpacked when they are read."""

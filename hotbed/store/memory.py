@@ -174,6 +174,10 @@ class MemoryStore:
         """(records [R, W], state [R]) for a caller that moves rows itself."""
         return self._records, self._state
 
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        """The keys of every row ever written, ascending."""
+        return marked(self._state[: self._end], _CHUNK)
+
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
         for written in marked(self._state[: self._end], chunk):

@@ -161,6 +161,12 @@ class TieredStore:
         """Write every changed row to the ssd."""
         self.tier.flush()
 
+    def keys(self) -> Iterator[Ints]:
+        """Keys that have a record, in memory and then on the ssd."""
+        in_memory = self.tier.key_of_slot[: self.tier.end]
+        yield in_memory[in_memory >= 0]
+        yield from self.ssd.keys()
+
     def items(self, chunk: int = FLUSH) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order; flushes."""
         self.flush()

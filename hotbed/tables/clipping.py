@@ -23,11 +23,12 @@ def clip_together(
     parts: Sequence[Part],
     features: Sequence[Feature],
     tables: Mapping[str, Table],
-    parameters: Iterable[Tensor],
+    parameters: Tensor | Iterable[Tensor],
     max_norm: float,
 ) -> Tensor:
     """Scale all gradients by one factor, at most 1; returns the norm before."""
-    dense = [one.grad for one in parameters if one.grad is not None]
+    several = [parameters] if isinstance(parameters, Tensor) else parameters
+    dense = [one.grad for one in several if one.grad is not None]
     leaves = [leaf.grad for part in parts for leaf in part.leaves.values() if leaf.grad is not None]
     squares = [one.double().square().sum() for one in dense]
     squares += [rows.square().sum() for rows in row_gradients(parts, features, tables)]
@@ -68,11 +69,11 @@ def _by_feature(part: Part, features: Sequence[Feature], tables: Mapping[str, Ta
 def _lookups(part: Part, feature: Feature, table: Table, grad: Tensor) -> tuple[Tensor, Tensor]:
     """(row id, gradient) of every lookup of one feature; padding left out."""
     bag = bag_of(part.given, feature.name)
+    real = torch.ones_like(bag.values, dtype=torch.bool) if table.padding_id is None else bag.values != table.padding_id
     ids = bag.values % table.rows if table.hashing and table.rows else bag.values
-    real = torch.ones_like(ids, dtype=torch.bool) if table.padding_id is None else ids != table.padding_id
     wide = grad.double()
     if feature.pooling == "none":
-        each = wide.reshape(len(ids), -1)
+        each = wide.reshape(len(ids), table.dim)
     else:
         sample = torch.repeat_interleave(torch.arange(len(bag.offsets) - 1, device=ids.device), bag.offsets.diff())
         each = wide[sample]

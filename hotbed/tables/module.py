@@ -117,8 +117,8 @@ class EmbeddingTables(nn.Module):
         self.tables = with_placements(tables, placement, shard.world)
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
-        self.lr_factor = 1.0
         self._rates: RowRates | None = None
+        self.lr_factor = 1.0
         self.num_updates = 0
         self.accumulation: Accumulation | None = None
         self.independent = independent
@@ -201,6 +201,8 @@ class EmbeddingTables(nn.Module):
     @lr_factor.setter
     def lr_factor(self, factor: float) -> None:
         self._lr_factor = as_factor(factor)
+        if self._rates is not None:
+            self._rates.follow()
 
     def set_lr(self, lr: float) -> None:
         """Learn with this rate from the next update on; a schedule of the optimizer keeps its shape, scaled to it."""
@@ -310,7 +312,7 @@ class EmbeddingTables(nn.Module):
             raise HotbedError("rows move in backward; tables.accumulate() lets step() move them instead")
         return self.accumulation.step(self, self._looked_up)
 
-    def clip_grad_norm(self, max_norm: float, parameters: Iterable[Tensor] = ()) -> Tensor:
+    def clip_grad_norm(self, max_norm: float, parameters: Tensor | Iterable[Tensor] = ()) -> Tensor:
         """Clip the gradients that wait for a step, and those of `parameters`, by their common norm; returns that norm.
 
             tables.accumulate()

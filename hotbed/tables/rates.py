@@ -1,6 +1,7 @@
 """The learning rate of rows, as torch's schedulers want it: in `param_groups` of an optimizer.
 
 Rows move in backward, so this optimizer steps nothing; what a scheduler writes into its `lr` is the rate of the next updates.
+The `lr` follows `set_lr`, `lr_factor` and a checkpoint that is loaded: many schedulers work the next rate out of it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,16 @@ class RowRates(torch.optim.Optimizer):
 
     def __init__(self, tables: RatedTables) -> None:
         self._tables = tables
-        lr = tables.schedule.at(tables.num_updates) * tables.lr_factor
-        super().__init__([nn.Parameter(torch.zeros(0, dtype=torch.float32, device="cpu"))], {"lr": lr})
+        super().__init__([nn.Parameter(torch.zeros(0, dtype=torch.float32, device="cpu"))], {"lr": self._rate})
         self.param_groups = [_Group(self.param_groups[0], tables)]
+
+    @property
+    def _rate(self) -> float:
+        return self._tables.schedule.at(self._tables.num_updates) * self._tables.lr_factor
+
+    def follow(self) -> None:
+        """The rate was set elsewhere."""
+        dict.__setitem__(self.param_groups[0], "lr", self._rate)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing: rows moved in backward, or move in tables.step()."""
@@ -53,9 +61,9 @@ class _Group(dict[str, Any]):
         self._tables = tables
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
         if name == "lr":
             self._tables.set_lr(float(value))
+        super().__setitem__(name, value)  # last: the rate that follows may be rounded
 
     def update(self, *others: Any, **values: Any) -> None:
         for name, value in dict(*others, **values).items():

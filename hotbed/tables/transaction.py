@@ -108,9 +108,10 @@ class Changes:
         if self.half_loaded and not self._loads:
             names = list(self.half_loaded)
             some = f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"
+            of_all = " from a checkpoint: rows were lost, too, and it replaces them all" if self.is_broken else ""
             raise HotbedError(
                 f"a load of these tables was interrupted: rows of {some} are in part the previous ones, in part the new ones. "
-                "Load again."
+                f"Load again{of_all}."
             ) from self.broken
         if self.is_broken:
             what = self.open or "moving them"

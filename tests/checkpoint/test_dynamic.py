@@ -196,3 +196,30 @@ def test_more_rows_than_there_is_room_for():
     tables = make({"user": Table(None, 4)}, {"hbm": "16KiB", "memory": "8KiB"})
     with pytest.raises(BudgetError, match=r"there are 1,000 rows of dynamic ids to load, and memory= has room for \d+"):
         tables.load_rows([RowPart("user", torch.arange(1000), {"weight": torch.zeros(1000, 4)})])
+
+
+@pytest.mark.parametrize(
+    "below", [{"hbm": "16KiB"}, {"ssd": "32MiB"}, {"hbm": "16KiB", "ssd": "32MiB"}], ids=["memory", "ssd", "tiered"]
+)
+def test_new_ids_begin_anew_whatever_was_ahead_when_a_checkpoint_was_saved(tmp_path, below):
+    """Files of an ssd have records of ids of batches ahead, which no later checkpoint names."""
+    users, saved = {"user": Table(None, 4)}, tmp_path / "saved"
+
+    def on_ssd(name, budgets):
+        place = {"ssd": f"{tmp_path / name}:{budgets['ssd']}"} if "ssd" in budgets else {}
+        return make(users, {"memory": "2MiB", **budgets, **place})
+
+    first = on_ssd("first", {"ssd": "32MiB"})
+    batches = [torch.arange(8 * n, 8 * n + 8).view(8, 1) for n in range(4)]
+    loop = hotbed.prefetch(batches, first, window=2, look_ahead=4)
+    first(next(loop)).pow(2).sum().backward()
+    checkpoint.save(saved, first, step=1)
+    loop.close()
+    second = on_ssd("second", below)
+    checkpoint.load(saved, second)
+    second(batches[0]).pow(2).sum().backward()
+    checkpoint.save(saved, second, step=2)
+    third = on_ssd("third", below)
+    checkpoint.load(saved, third)
+    new = torch.arange(100, 124).view(24, 1)
+    assert torch.equal(third(new), make(users)(new))

@@ -440,6 +440,31 @@ def test_rows_are_loaded_in_the_loop(when):
     both(script)
 
 
+@pytest.mark.parametrize("user_rows", [60, None], ids=["preset", "dynamic"])
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_one_table_is_loaded_in_the_loop(when, user_rows):
+    """The caches of the others stay, and know of batches ahead; their ids are not learned twice."""
+    ends = []
+    for feed in (lambda loader, _: iter(loader), lambda loader, tables: hotbed.prefetch(loader, tables, window=2)):
+        budgets = {"cache": 0.4} if user_rows else {"hbm": "16KiB", "memory": "1MiB"}
+        tables = hotbed.EmbeddingTables({"user": Table(user_rows, 3), "ad": Table(25, 5)}, output="concat", **budgets)
+        weight, losses = torch.ones(25, 5), []
+        for n, ids in enumerate(feed([each[:, :2].contiguous() for each in matrices(30)], tables)):
+            now = n in (0, 3, 4, 29)
+            if now and when == "before":
+                tables.load_weight("ad", weight)
+            loss = tables(ids).pow(2).sum()
+            if now and when == "between":
+                tables.load_weight("ad", weight)
+            loss.backward()
+            if now and when == "after":
+                tables.load_weight("ad", weight)
+            losses.append(loss.item())
+        ids, columns = tables.rows("user")
+        ends.append((losses, tables.id_counts(), ids.tolist(), columns["weight"].tolist()))
+    assert ends[0] == ends[1]
+
+
 def test_forward_before_the_last_backward():
     def script(tables, feed):
         losses, pending = [], None

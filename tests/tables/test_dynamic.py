@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hotbed
-from hotbed import Admit, Constant, Expire, Jagged, Normal, Table, Uniform, optim
+from hotbed import Admit, Constant, Expire, Jagged, Normal, Table, Uniform, checkpoint, optim
 from hotbed.cache import BYTES_PER_SLOT, Cache, make_policy
 from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.ids import Translator
@@ -185,6 +185,32 @@ def test_a_row_that_is_given_again_starts_anew():
         assert tables.groups[0].keyspace.translator.end < 12
         again = make({"user": Table(None, 4)})
         assert all(torch.equal(look(again, n)[0], value) for n, value in first.items())
+
+
+def test_a_batch_that_is_too_old_for_backward_is_refused_and_breaks_nothing():
+    with mock.patch("hotbed.tables.group.dynamic.QUARANTINE", 3):
+        tables, other = make({"user": Table(None, 4)}), make({"user": Table(None, 4)})
+        old = tables(column(1))
+        other(column(1))
+        for n in range(2, 7):
+            assert torch.equal(train(tables, n), train(other, n))
+        with pytest.raises(HotbedError, match="call backward within 3 batches"):
+            old.sum().backward()
+        assert torch.equal(train(tables, 1), train(other, 1))
+
+
+def test_a_batch_from_before_a_load_moves_no_row_of_other_ids(tmp_path):
+    saved = make({"user": Table(None, 4)})
+    train(saved, 7)
+    checkpoint.save(tmp_path, saved)
+    tables = make({"user": Table(None, 4)})
+    old = tables(column(1))
+    checkpoint.load(tmp_path, tables)
+    before = tables.rows("user")[1]["weight"].clone()
+    with pytest.raises(HotbedError, match="looked up before rows were loaded"):
+        old.sum().backward()
+    assert torch.equal(tables.rows("user")[1]["weight"], before)
+    assert torch.equal(train(tables, 8), train(saved, 8))
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hotbed
-from hotbed import Jagged, Table
+from hotbed import Jagged, Table, checkpoint
 from hotbed.errors import ConfigError, HotbedError
 
 IDS = torch.tensor([[1, 2], [1, 3], [4, 3]])
@@ -64,6 +64,29 @@ def test_a_scheduler_resumes():
     other.rates.step()
     again.step()
     assert other.lr_factor == 0.25
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "state_dict"])
+def test_a_scheduler_resumes_with_the_rate_that_was_saved_with_the_rows(way, tmp_path):
+    """As a script does: the scheduler is made, then everything is loaded."""
+    tables = tables_of()
+    scheduler = lr_scheduler.StepLR(tables.rates, 2, 0.1)
+    for _ in range(3):
+        tables.rates.step()
+        scheduler.step()
+    checkpoint.save(tmp_path, tables)
+    other = tables_of()
+    again = lr_scheduler.StepLR(other.rates, 2, 0.1)
+    if way == "checkpoint":
+        checkpoint.load(tmp_path, other)
+    else:
+        other.load_state_dict(tables.state_dict())
+    again.load_state_dict(scheduler.state_dict())
+    for _ in range(3):
+        for rates, each in ((tables.rates, scheduler), (other.rates, again)):
+            rates.step()
+            each.step()
+        assert other.lr_factor == pytest.approx(tables.lr_factor)
 
 
 def test_set_lr():
@@ -131,6 +154,38 @@ def test_mean_pooling_padding_hashing_and_sequences_count_as_rows_see_them():
     tables.step()
     moved = sum(float((tables.weight(name) - before[name]).double().square().sum()) for name in before)
     assert norm == pytest.approx(moved**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+@pytest.mark.parametrize("padding", [-1, 0, 5])
+def test_padding_of_hashed_ids_is_what_lookups_leave_out(padding, pooling):
+    """The id itself is padding, before it is hashed; others that share its row count."""
+    declared = {"a": Table(3, 2, pooling, padding_id=padding, hashing=True)}
+    tables = hotbed.EmbeddingTables(declared, hotbed.optim.SGD(lr=1.0), output="dict").accumulate()
+    before = tables.weight("a").clone()
+    out = tables({"a": torch.tensor([[1, -1, 3], [5, 7, 0]])})["a"]
+    (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum().backward()
+    norm = float(tables.clip_grad_norm(1e9))
+    tables.step()
+    assert norm == pytest.approx(float((tables.weight("a") - before).norm()))
+
+
+def test_a_sequence_without_ids_can_be_clipped():
+    declared = {"s": Table(3, 2, "none"), "b": Table(3, 2)}
+    tables = hotbed.EmbeddingTables(declared, hotbed.optim.SGD(lr=1.0), output="dict").accumulate()
+    empty = Jagged(torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0]))
+    out = tables({"s": empty, "b": torch.tensor([1])})
+    (out["s"].sum() + out["b"].sum()).backward()
+    assert float(tables.clip_grad_norm(1.0)) == pytest.approx(2**0.5)
+
+
+def test_one_dense_weight_is_clipped_as_several_are():
+    """As torch.nn.utils.clip_grad_norm_, which takes a tensor or several."""
+    tables, weight = tables_of().accumulate(), nn.Parameter(torch.ones(3))
+    (tables(IDS).sum() + 3 * weight.sum()).backward()
+    rows = float(tables.clip_grad_norm(1e9))
+    both = float(tables.clip_grad_norm(1e9, weight))
+    assert both == pytest.approx((rows**2 + 27) ** 0.5)
 
 
 def test_a_scaled_loss_is_clipped_after_it_was_unscaled():

@@ -89,7 +89,7 @@ def test_ids_that_come_without_a_row_number_get_rows_of_their_own(tmp_path):
     sink = IdsSink(ids)
     given = torch.tensor([7, -3])
     keys = sink.add(RowPart("user", given, {}))
-    sink.end("g", {})
+    sink.end("g", {}, lambda: iter(()))
     assert ids.translator.id_of(keys.numpy())[1].tolist() == given.tolist()
     found = ids.translator.translate(np.zeros(3, dtype=np.uint16), np.array([7, -3, 8]), learns=False).keys
     assert found.tolist() == [*keys.tolist(), UNKNOWN]

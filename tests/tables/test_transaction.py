@@ -62,6 +62,24 @@ def test_changes_are_not_nested():
         pass
 
 
+def test_a_load_of_one_table_that_also_broke_a_change_is_mended_by_a_checkpoint(monkeypatch, tmp_path):
+    whole, tables = make(), make(cache=0.5)
+    hotbed.checkpoint.save(tmp_path, whole)
+    store, read = tables.groups[0].store, tables.groups[0].store.read
+
+    def broken_off(*_):
+        raise BrokenOffError
+
+    monkeypatch.setattr(store, "read", broken_off)
+    with pytest.raises(BrokenOffError):
+        tables.load_weight("a", torch.ones(100, 4))
+    monkeypatch.setattr(store, "read", read)
+    with pytest.raises(HotbedError, match="Load again from a checkpoint"):
+        tables(SMALL)
+    hotbed.checkpoint.load(tmp_path, tables)
+    assert torch.equal(tables(SMALL), whole(SMALL))
+
+
 def test_a_copy_has_changes_of_its_own():
     changes = Changes()
     changes.open = "something"

@@ -138,6 +138,11 @@ class SsdStore:
             kernels.forget(self._places.words, numbers, segments.live_of_slot, segments.num_live)
         self._compaction.start_behind()
 
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        """The keys that have a record, ascending."""
+        self._check_open()
+        return self._places.written(_CHUNK)
+
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order. A chunk is of one moment, two chunks may not be."""
         self._check_open()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.devices import pinned_empty
 from hotbed.host.memory import in_words, typed
+from hotbed.ids.index import Ints
 from hotbed.ops.lookups import Lookups, SortedKeys, Ticket
 from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
@@ -193,6 +194,10 @@ class CachedRows:
     def drop_rows(self, keys: Tensor) -> None:
         """These rows have their initial values again: part of a load, as `write_rows`."""
         self.store.forget(keys)
+
+    def written_keys(self) -> Iterator[Ints]:
+        """Keys that have a record in the store."""
+        return self.store.keys()
 
     def load(self, member: Member, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of one table: part of a load."""
@@ -439,6 +444,8 @@ class CachedRows:
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
         """Lookups whose rows are in their slots; they are brought in now, once `claim` has taken ownership."""
         claim()
+        if lookups.origin is not None:
+            self.keyspace.refuse_old(lookups.origin)
         with self.changes.changing("bringing rows in"):
             return self.placed(lookups, learns)
 
@@ -448,7 +455,6 @@ class CachedRows:
             return lookups
         lookups.check_ids()
         if lookups.origin is not None:
-            self.keyspace.refuse_old(lookups.origin)
             self.forget_released()
         self.revoke_lease()
         if lookups.renew is not None:

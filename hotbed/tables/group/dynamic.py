@@ -88,6 +88,7 @@ class DynamicIds:
         self._released: list[Ints] = []
         self._was_asked = False  # as trained, since the last training batch
         self._epoch += 1
+        self._first_epoch = self._epoch  # of these rows
         # a row is made of (id + stream of its table): tables that start alike are one table of such sums
         self._streams = np.array([stream_of(seed, name) for name in self.names], dtype=np.uint64)
         inits = list(dict.fromkeys(member.init for member in self._members))
@@ -199,8 +200,13 @@ class DynamicIds:
         return origin.epoch == self._epoch and origin.learns == learns and origin.number == self.num_trained + learns
 
     def refuse_old(self, origin: Origin) -> None:
-        """Raise when rows of the batch may belong to other ids by now."""
+        """Raise when rows of the batch may belong to other ids by now; nothing has changed."""
         assert isinstance(origin, KeyMeaning), "keys of dynamic ids hold for a while"
+        if origin.epoch < self._first_epoch:
+            raise HotbedError(
+                "a batch of dynamic ids was looked up before rows were loaded, and its rows belong to other ids now; call "
+                "backward before the load, or the tables again after it"
+            )
         later = self.translator.batch - origin.number
         if later > QUARANTINE:
             raise HotbedError(

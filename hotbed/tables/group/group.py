@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hotbed.cache import Cache, CacheCounts
 from hotbed.errors import IdError
+from hotbed.ids.index import Ints
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import Addresses, FirstBad
 from hotbed.ops.lookup import lookup
@@ -105,6 +106,9 @@ class Residency(Protocol):
 
     def drop_rows(self, keys: Tensor) -> None:
         """Replace records by initial ones: part of a load, which ends with `forget`."""
+
+    def written_keys(self) -> Iterator[Ints]:
+        """Keys that have a record below a cache, some at a time, in no order; some may come twice."""
 
     def forget(self) -> None:
         """Rows were replaced: what is kept of them elsewhere does not hold any more. Part of a change."""

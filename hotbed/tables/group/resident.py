@@ -6,7 +6,7 @@ changes: snapshot/rows.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed.cache import CacheCounts
 from hotbed.errors import ConfigError
+from hotbed.ids.index import Ints
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.move import initial_records, scatter_rows
 from hotbed.ops.records import Layout, empty_records
@@ -107,6 +108,10 @@ class ResidentRows:
         """These rows have their initial values again."""
         if keys.shape[0]:
             self.write_rows(keys, self.keyspace.first(keys).to(self.records.dtype))
+
+    def written_keys(self) -> Iterator[Ints]:
+        """None: there is no cache."""
+        return iter(())
 
     def flush(self) -> None:
         """Nothing is on its way."""

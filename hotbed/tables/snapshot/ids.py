@@ -2,8 +2,8 @@
 
 A checkpoint holds, next to each saved row, its number and what its expiry depends on (`DynamicIds.columns`); which rows are
 free, and all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later
-one has it, and what is free at the end has none. Rows that come without a number (of another run, of a model folder) get new
-ones.
+one has it, and what is free at the end has none. Files of an ssd may hold records that no id has: they are dropped. Rows that
+come without a number (of another run, of a model folder) get new ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class IdsSnapshot:
         self._names, self._layout, self._held, self._group = ids.names, layout, held, group
         self._in_files = held.in_files(ids.live_keys)
         translator = ids.translator
-        most = translator.end
         with ids.as_trained():
             shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
             shared = shared[shared >= 0]
@@ -59,8 +58,6 @@ class IdsSnapshot:
             tables, gone = translator.id_of(idle)
             back = translator.has_row(tables, gone)
             self._gone = tables[~back], gone[~back]
-            ahead = np.arange(translator.end, most)  # of batches that are not trained; files of an ssd may hold records
-            self._rest[_FREE] = np.concatenate([self._rest[_FREE], ahead])
         self._untrained = torch.from_numpy(untrained)
         self._first = read(self._untrained) if untrained.size else None
 
@@ -126,8 +123,13 @@ class IdsSink:
         """What several ranks have saved of no row, as one of other ranks needs it."""
         return _joined_rest(self._ids, group, rests, self._ids.shard)
 
-    def end(self, group: str, tensors: Mapping[str, Tensor]) -> Ints:
-        """Give rows to their owners; the keys of rows that have none."""
+    def end(self, group: str, tensors: Mapping[str, Tensor], written: Callable[[], Iterator[Ints]]) -> Ints:
+        """Give rows to their owners; which of the keys that have a record no id has."""
+        self._give_rows(group, tensors)
+        lost = [keys[~self._ids.translator.is_live(keys)] for keys in written()]
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *lost]))
+
+    def _give_rows(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         prefix = f"ids.{group}."
         rest = {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
         if rest:
@@ -138,7 +140,7 @@ class IdsSink:
         if "next_row" not in rest:
             given, numbered = self.newcomers.state()
             self._ids.translator.load_state(given, numbered | rest)
-            return np.empty(0, dtype=np.int64)
+            return
         idle = np.concatenate([rest.pop(_FREE), rest["quarantined_rows"]])
         parts = []
         if self._parts:
@@ -147,7 +149,6 @@ class IdsSink:
             last = merged["row"].shape[0] - 1 - last[~np.isin(rows, idle)]
             parts.append({name: values[last] for name, values in merged.items()})
         self._ids.translator.load_state(parts, rest)
-        return np.asarray(idle[idle < self._ids.room.rows], dtype=np.int64)
 
 
 def _joined_rest(ids: DynamicIds, group: str, rests: Sequence[Mapping[str, Tensor]], shard: Shard) -> dict[str, Tensor]:

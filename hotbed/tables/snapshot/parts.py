@@ -41,8 +41,8 @@ class KeysSink(Protocol):
     def join(self, group: str, rests: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """What each of another number of ranks saved of no row, as this rank needs it."""
 
-    def end(self, group: str, tensors: Mapping[str, Tensor]) -> Ints:
-        """All parts are there; the keys of rows that no id has."""
+    def end(self, group: str, tensors: Mapping[str, Tensor], written: Callable[[], Iterator[Ints]]) -> Ints:
+        """All parts are there; which of the keys that have a record no id has."""
 
 
 class PresetSnapshot:
@@ -79,7 +79,7 @@ class PresetSink:
         """Nothing."""
         return {}
 
-    def end(self, group: str, tensors: Mapping[str, Tensor]) -> Ints:
+    def end(self, group: str, tensors: Mapping[str, Tensor], written: Callable[[], Iterator[Ints]]) -> Ints:
         """None."""
         return np.empty(0, dtype=np.int64)
 

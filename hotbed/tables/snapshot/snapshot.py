@@ -298,9 +298,9 @@ class TablesSink:
         """Give rows to their ids."""
         for group in self._tables.groups:
             if group.name in self._sinks:
-                idle = self._sinks[group.name].end(group.name, self._rest)
-                if idle.size:
-                    group.drop_rows(torch.from_numpy(idle))
+                lost = self._sinks[group.name].end(group.name, self._rest, group.residency.written_keys)
+                if lost.size:
+                    group.drop_rows(torch.from_numpy(lost))
 
 
 def _only(part: RowPart, which: Tensor) -> RowPart:

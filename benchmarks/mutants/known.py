@@ -251,9 +251,9 @@ KNOWN = (
     ),
     KnownChange(
         "a run alone is not recalibrated",
-        "hotbed/train/loop.py", "share) if self.world.is_first else None",
-        "share) if not self.world.is_first else None",
-        "tests/train/test_run.py::test_a_recalibrated_model_predicts_the_share_of_positives_of_train",
+        "hotbed/train/loop.py", "sampled) if self.world.is_first else None",
+        "sampled) if not self.world.is_first else None",
+        "tests/train/test_run.py::test_a_recalibrated_model_predicts_the_share_of_positives",
     ),
     KnownChange(
         "what was read of a list is kept",

@@ -2,11 +2,12 @@
 
     pip install lightning
     python examples/lightning_module.py
-    python examples/lightning_module.py --epochs 4      # resumes from the checkpoint
+    python examples/lightning_module.py --epochs 4                      # resumes from the checkpoint
+    python examples/lightning_module.py --out other --accumulate 4      # steps after every fourth batch
 
 Lightning drives the dense weights; the rows are updated in `backward` and are not parameters. Three things to know:
-- the tables are kept out of the module's `state_dict`, which would copy every row into Lightning's file; `on_save_checkpoint`
-  saves them with hotbed.checkpoint instead, incrementally, and `on_load_checkpoint` loads the step that fits;
+- the tables are kept out of the module's `state_dict`, which would copy every row into Lightning's file; `TablesCallback` saves
+  them next to it, incrementally, loads the step that fits, and moves rows where Lightning accumulates batches or scales losses;
 - `Fed` puts hotbed.prefetch between the loader and Lightning. It has a length, so Lightning does not fetch a batch too early;
 - `transfer_batch_to_device` hands batches on as they are: prefetch has moved them to the device, and tables recognise a
   prepared batch by object identity.
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed
+from hotbed.interop.lightning import TablesCallback
 
 DIM = 16
 
@@ -47,10 +49,9 @@ class Fed:
 class ClickModule(lightning.LightningModule):
     """An MLP over the vectors of all id features and the dense features."""
 
-    def __init__(self, tables: hotbed.EmbeddingTables, num_dense: int, rows_folder: Path) -> None:
+    def __init__(self, tables: hotbed.EmbeddingTables, num_dense: int) -> None:
         super().__init__()
         self._tables = [tables]  # in a list: no submodule, so not in the state_dict
-        self._rows_folder = rows_folder
         width = len(tables.features) * DIM + num_dense
         self.layers = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
 
@@ -71,13 +72,6 @@ class ClickModule(lightning.LightningModule):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = hotbed.checkpoint.save(self._rows_folder, self._tables[0])
-        checkpoint["rows"] = saved.name
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        hotbed.checkpoint.load(self._rows_folder / checkpoint["rows"], self._tables[0])
-
     def _loss(self, batch: hotbed.Batch, name: str) -> Tensor:
         loss = nn.functional.binary_cross_entropy_with_logits(self(batch), batch.labels)
         self.log(name, loss, batch_size=batch.size)
@@ -94,6 +88,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument(
         "--cache", type=float, default=0.75, help="share of the rows on the device; Adult is a small log"
     )
+    parser.add_argument("--accumulate", type=int, default=1, help="batches that move rows and dense weights together")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
     data = hotbed.data.resolve(given.data)
@@ -102,9 +97,11 @@ def main(arguments: list[str] | None = None) -> float:
         one.name: hotbed.Table(one.rows, DIM, "mean", hashing=one.mode == "hash") for one in data.schema.features
     }
     tables = hotbed.EmbeddingTables(features, hotbed.optim.Adagrad(lr=0.05), device=given.device, cache=given.cache)
-    module = ClickModule(tables, len(data.schema.dense), given.out / "rows")
+    module = ClickModule(tables, len(data.schema.dense))
     trainer = lightning.Trainer(
         max_epochs=given.epochs,
+        accumulate_grad_batches=given.accumulate,
+        callbacks=[TablesCallback(tables, given.out / "rows")],
         accelerator="gpu" if given.device.startswith("cuda") else "cpu",
         devices=1,
         default_root_dir=given.out,

@@ -48,4 +48,4 @@ def test_lightning_goes_on_where_it_stopped(clicks, tmp_path, capsys):
     assert "3 epochs, 384 updates" in capsys.readouterr().out.splitlines()[-1]
     saved = torch.load(tmp_path / "parts" / "last.ckpt", weights_only=False)
     assert sorted(saved["state_dict"]) == ["layers.0.bias", "layers.0.weight", "layers.2.bias", "layers.2.weight"]
-    assert (tmp_path / "parts" / "rows" / saved["rows"]).is_dir()
+    assert (tmp_path / "parts" / "rows" / saved["hotbed_rows"]).is_dir()

@@ -158,6 +158,7 @@ def _summary(
     curve = calibration_curve(shown.labels, shown.logits) if shown and training.world.is_first else []
     ids = training.ids(together) or {}
     sizes = [(group_rows(group, ids), group.layout.dim) for group in learner.tables.groups]
+    kept = {} if found is None else training.position()
     return {
         "model": subject.model,
         "dataset": subject.dataset_name,
@@ -174,9 +175,9 @@ def _summary(
         "more": {split: evaluation.more for split, evaluation in evaluations.items() if evaluation.more},
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
-        "best_epoch": training.position()["epoch"],  # whose weights were kept
-        "best_step": training.position()["step"],
-        "kept_because": _why_kept(training),
+        "best_epoch": kept.get("epoch"),  # whose weights were kept
+        "best_step": kept.get("step"),
+        "kept_because": _why_kept(training) if kept else None,
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": progress.seconds,
@@ -250,7 +251,11 @@ def _versions() -> dict[str, str]:
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM is remembered in `received`; outside the main thread nothing changes."""
+    """While entered, the first SIGINT or SIGTERM is remembered in `received`; outside the main thread nothing changes.
+
+    A second Ctrl-C stops at once. A further SIGTERM does not: Slurm sends it to all processes of a job, and torchrun, which
+    gets it too, to its ranks once more.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -277,6 +282,7 @@ class StopSignals:
         return EXIT_CODES[self.received] if self.received is not None else 0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)

@@ -216,6 +216,7 @@ def test_a_signal_saves_and_stops(start, tmp_path, number, code):
     assert ending.summary["stopped_because"] == "interrupted"
     assert ending.summary["steps"] == 7
     assert ending.summary["final"] == {}
+    assert ending.summary["best_step"] is ending.summary["kept_because"] is None  # no weights are kept before the end
     assert saved_step(tmp_path) == 7
     assert not (tmp_path / "model").exists()
 

@@ -40,6 +40,7 @@ class RunStart(NamedTuple):
     run: Path
     resume: bool = False
     overwrite: bool = False
+    repeats: bool = False  # a job that may have ended already
 
 
 class TorchrunRanks:

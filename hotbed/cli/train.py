@@ -16,7 +16,7 @@ from hotbed.cli.ray_ranks import train_on_ray
 from hotbed.cli.settings import read_config, resumed_config, settings_of_flags
 from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError
-from hotbed.run.run_file import given_settings
+from hotbed.run.run_file import flat_settings, given_settings
 
 if TYPE_CHECKING:
     from hotbed.run.config import RunConfig
@@ -67,6 +67,12 @@ def train_command(
     seed: opt.Seed = None,
     sets: opt.Sets = [],  # noqa: B006  never changed
     resume: Path | None = typer.Option(None, help="Continue this run, as if it had never stopped."),
+    auto_resume: bool = typer.Option(
+        False,
+        "--auto-resume",
+        help="Continue the run in --out if it has a checkpoint, else start it there: one command for a job that Slurm or "
+        "Kubernetes repeats.",
+    ),
     warm_start: Path | None = typer.Option(
         None, "--warm-start", help="Start from the rows and weights of a run or checkpoint that fit this model."
     ),
@@ -148,6 +154,8 @@ def train_command(
 
     hotbed train --resume runs/wide
 
+    hotbed train --data mydata --out /shared/runs/a --auto-resume --checkpoint-every 1000
+
     hotbed train --metrics-port 9100 --trace trace.json --trace-steps 50:100
 
     torchrun --nproc-per-node 2 -m hotbed train --out runs/two
@@ -162,7 +170,7 @@ def train_command(
     """
     from hotbed.files import is_remote, shown_path
     from hotbed.files.settings import set_read_cache
-    from hotbed.run.remote_run import working_copy
+    from hotbed.run.remote_run import how_to_continue, working_copy
 
     given = settings_of_flags(
         data=data, model=model, device=device, epochs=epochs, batch_size=batch_size, dim=dim, optimizer=optimizer, lr=lr,
@@ -185,6 +193,13 @@ def train_command(
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps, tuple(track))
     watching.check()
     set_read_cache(read_cache)
+    if auto_resume:
+        if folder is None or resume is not None or overwrite:
+            raise ConfigError(
+                "--auto-resume continues or starts the run in --out: give --out, no --resume, no --overwrite."
+            )
+        is_there, overwrite = how_to_continue(folder)
+        folder, resume = (None, folder) if is_there else (folder, None)
     place = resume or folder
     with join_ranks() as world, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
         folder, resume = (here, None) if resume is None else (folder, here)
@@ -195,8 +210,11 @@ def train_command(
             options = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json, settings)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
+            if auto_resume:
+                read_config(run_file, given, sets)  # names all mistakes
+                given, sets, refused = flat_settings(run_file, given, sets)[0], [], {}
             options = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
-            config, start = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
+            config, start = resumed_config(resume, given, sets, refused), RunStart(resume, True, repeats=auto_resume)
         with report_compiling(quiet or world.rank > 0) as compiled:
             train_run(config, start, world, options, compiled)
     if place is not None and is_remote(place) and world.rank == 0:

@@ -88,9 +88,9 @@ def train_run(
             if start.resume:
                 built.training.resume()
                 if _is_finished(built.training):
-                    if not ranks.has_begun(run_folder):
+                    if not (start.repeats or ranks.has_begun(run_folder)):
                         _refuse_finished(built.training)
-                    if world.is_first:  # a rank was lost after the run had ended
+                    if world.is_first:  # a rank was lost after the run had ended, or the job is repeated
                         print_result(read_json(run_folder / "summary.json"), run_folder)
                     return run_folder
             if world.is_first:

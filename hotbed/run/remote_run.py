@@ -77,6 +77,19 @@ def working_copy(place: Path | None, *, resume: bool = False, overwrite: bool = 
     copier.finish()
 
 
+def how_to_continue(place: Path) -> tuple[bool, bool]:
+    """(resume, overwrite) for a job that is repeated: what never came to a checkpoint or a model is started over."""
+    remote = path_of(place)
+    if isinstance(remote, RemotePath):
+        content, root = content_of(remote), working_folder(remote) / "checkpoints"
+        names = {name.partition("/")[0] for name in (*content.loose, *content.units)}
+        resumes = newest_in(root) is not None or _newest_step(content) >= 0
+    else:
+        names = {path.name for path in remote.iterdir()} if remote.is_dir() else set()
+        resumes = newest_in(remote / "checkpoints") is not None
+    return resumes, not resumes and "config.json" in names and not names & {"model", "checkpoint"}
+
+
 def working_folder(remote: RemotePath) -> Path:
     """Where a run of a store trains on this machine."""
     digest = hashlib.sha256(str(remote).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ def compose(
     run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
 ) -> tuple[RunConfig, list[str]]:
     """Defaults, run file, overrides {"section.name": value}, `path=value` texts; later ones win. And all mistakes."""
-    flat, problems = _flat_settings(run_file, overrides, sets)
+    flat, problems = flat_settings(run_file, overrides, sets)
     config, wrong = from_flat(flat)
     return config, problems + wrong
 
@@ -28,12 +28,13 @@ def given_settings(
     run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
 ) -> frozenset[str]:
     """The paths of all settings that `compose` does not take from the defaults."""
-    return frozenset(_flat_settings(run_file, overrides, sets)[0])
+    return frozenset(flat_settings(run_file, overrides, sets)[0])
 
 
-def _flat_settings(
+def flat_settings(
     run_file: Path | None, overrides: Mapping[str, Any] | None, sets: Iterable[str]
 ) -> tuple[dict[str, Any], list[str]]:
+    """{path: value} of all settings that are not defaults, and the mistakes in their texts."""
     flat: dict[str, Any] = {}
     problems: list[str] = []
     if run_file is not None:

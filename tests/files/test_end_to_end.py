@@ -210,6 +210,15 @@ class TestResume:
         shutil.rmtree(working_folder(stopped))
         assert self.resume(stopped) == 0
 
+    def test_a_job_that_is_repeated_on_any_machine(self, stopped, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "elsewhere"))
+        command = ["train", "--data", tmp_path / "data", *SMALL, "--quiet", "--auto-resume", "--out"]
+        assert hotbed(*command, stopped, "--set", "train.max_steps=0") == 0
+        assert self.weights(remote_files(stopped)) == self.weights(files_in(tmp_path / "whole"))
+        fresh = stopped.parent / "fresh"
+        assert hotbed(*command, fresh) == 0
+        assert self.weights(remote_files(fresh)) == self.weights(files_in(tmp_path / "whole"))
+
     def test_a_place_without_a_run(self, bucket):
         with pytest.raises(RunError, match=r"has no config\.json"):
             bring_run(bucket / "nothing", working_folder(bucket / "nothing"))

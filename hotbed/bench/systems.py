@@ -28,7 +28,7 @@ from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.store.counts import TierCounts
 from hotbed.tables.group.cached import CachedRows
-from hotbed.tables.sizing.budget import least_over_ssd
+from hotbed.tables.sizing.enough import least_over_ssd
 from hotbed.types import Batch, RowPart
 
 _CHUNK = 1 << 18  # rows written at once

@@ -31,7 +31,8 @@ from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.store import tiered
 from hotbed.store.ssd.format import RECORD_HEAD
-from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes, with_some_to_spare
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes
+from hotbed.tables.sizing.enough import with_some_to_spare
 from hotbed.tables.sizing.fit import BatchSample, model_problems, sizes_of, table_problems, too_small
 from hotbed.train.build import model_of
 from hotbed.train.build_ranks import rank_problems

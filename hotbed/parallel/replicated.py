@@ -40,7 +40,7 @@ from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route, Union, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
-from hotbed.tables.sizing.budget import with_some_to_spare
+from hotbed.tables.sizing.enough import with_some_to_spare
 from hotbed.tables.transaction import Change
 
 if TYPE_CHECKING:

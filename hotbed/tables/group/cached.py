@@ -39,7 +39,8 @@ from hotbed.store.held import Holder
 from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging, sent
-from hotbed.tables.sizing.budget import Room, enough_for, staged_row_bytes, with_some_to_spare
+from hotbed.tables.sizing.budget import Room, staged_row_bytes
+from hotbed.tables.sizing.enough import enough_for, with_some_to_spare
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 

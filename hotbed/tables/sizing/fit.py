@@ -21,7 +21,8 @@ from hotbed.ops.int8 import packed_width
 from hotbed.ops.records import Layout, Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import SGD, RowOptimizer
-from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of, without_replicas
+from hotbed.tables.sizing.budget import Budgets, Size, cache_share, rooms_of, without_replicas
+from hotbed.tables.sizing.enough import enough_for
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")

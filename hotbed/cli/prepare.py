@@ -200,7 +200,8 @@ def prepare_command(
     Many machines: --ray. The result is the same to the byte, and Ray repeats the tasks of machines that are lost.
     --memory is then of one task.
     """
-    from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
+    from hotbed.data.prepare.look import look_at
+    from hotbed.data.prepare.prepare import MEMORY, prepare
     from hotbed.files.settings import set_read_cache
 
     set_read_cache(read_cache)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hotbed.cli.console import compiled_text, err, out, print_json
 
 if TYPE_CHECKING:
-    from hotbed.data.prepare.prepare import FirstLook, PrepareReport
+    from hotbed.data.prepare.look import FirstLook
+    from hotbed.data.prepare.prepare import PrepareReport
     from hotbed.host.compiling import CompileReport
 
 _MANY_ROWS, _LONE = 1000, 0.9

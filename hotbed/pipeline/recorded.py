@@ -20,7 +20,7 @@ from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWi
 from hotbed.pipeline.transfer_thread import KeysAhead, TransferThread, WindowSlots
 from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.descriptions import capacity_for
-from hotbed.tables.group.cached import CachedRows, Fetch
+from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 
@@ -235,8 +235,8 @@ class RecordedPlanner:
                 numbers = [window.number for window in windows]
                 slots = self.thread, self.thread.find_slots([*zip(self._tier_windows, numbers)], windows[0].num_batches)
             return RecordedTransfer(self._groups, self._transfers, windows, slots)
-        fetches = [Fetch(window.plan, window.num_batches, window.num_lookups) for window in windows]
-        return self.thread.transfer(list(zip(self._groups, fetches)))
+        fetches = [group.fetch(*window[1:]) for group, window in zip(self._groups, windows)]
+        return self.thread.transfer(fetches)
 
     def _foresee(self, numbers: Sequence[int]) -> None:
         """Let rows of batches that have just arrived be brought to memory."""

@@ -147,7 +147,7 @@ def hints(report: PrepareReport) -> list[str]:
 def _leaks(report: PrepareReport) -> Iterator[str]:
     for name, area in report.schema.notes.get("leaks", {}).items():
         yield (
-            f"WARNING {name}: this column alone tells the label (AUC {area:.4f} on the train split). If it is filled in "
+            f"WARNING {name}: this column alone gives the label away (AUC {area:.4f} on the train split). If it is filled in "
             f"after the event that is to be predicted, the model is worthless. --drop {_column(report, name)} leaves it out"
         )
 
@@ -235,7 +235,7 @@ def _splits(report: PrepareReport) -> Iterator[str]:
         named = any("=" in str(source) for source in report.schema.notes.get("sources", ()))
         rule = f"valid={_VALID_SHARE}" if named else "train=0.8,valid=0.1,test=0.1"
         yield (
-            "there is no valid split, so training cannot notice when it starts to learn by heart, and keeps the last weights "
+            "there is no valid split, so training cannot notice when it starts to overfit, and keeps the last weights "
             f"instead of the best. --splits {rule} takes one out of train"
         )
 

@@ -156,7 +156,7 @@ def fetch_unit(remote: RemotePath, local: Path, unit: RemoteUnit) -> None:
         except FileNotFoundError:  # the first that goes when a folder is replaced
             manifests = b"", b""
         if wrong or any(zlib.crc32(one) != unit.listed.crc32 for one in manifests):
-            what = f"{wrong[0]} does not fit the checksum of its manifest" if wrong else "its manifest has changed"
+            what = f"{wrong[0]} does not match the checksum in its manifest" if wrong else "its manifest has changed"
             raise ReplacedError(f"{remote} was replaced while it was copied: {what}. Try again when it is complete.")
 
     make_folder(local.parent)

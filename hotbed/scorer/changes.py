@@ -75,7 +75,7 @@ def _why_anew(live: LiveModel, source: ModelSource, budget: Budget) -> str:
     data = [one.chains[0][-1].manifest.document.get("progress", {}).get("data", "") for one in (here, source)]
     if here.columns != source.columns or not data[0] or data[0] != data[1]:
         return "it was trained on another dataset"
-    return "" if live.owners is not None or not live.id_maps else "an update before it has failed"
+    return "" if live.owners is not None or not live.id_maps else "an earlier update has failed"
 
 
 def _since(here: ModelSource, there: ModelSource) -> list[int] | None:

@@ -134,7 +134,7 @@ class LiveModel:
         live = {name: int(draft.num_live[n]) for n, name in enumerate(self.source.tables) if name in self.id_maps}
         known = sum(one.num_ids for one in self.id_maps.values())
         if known > _MOST_GONE + 2 * sum(live.values()):
-            raise ReadAnewError(f"{known - sum(live.values()):,} of {known:,} ids that had a row have none any more")
+            raise ReadAnewError(f"{known - sum(live.values()):,} of {known:,} ids that had a row no longer have one")
 
     def share(self) -> None:
         """Before a fork: files that are there now are never written again."""

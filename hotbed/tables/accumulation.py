@@ -129,8 +129,9 @@ class Accumulation:
             return False
         if not tables.learns:
             raise HotbedError(
-                "gradients wait, and tables.eval() or requires_grad_(False) keeps rows as they are: call tables.train() or "
-                "tables.requires_grad_(True) before tables.step(), or drop the gradients with tables.zero_grad()"
+                "gradients are pending, and tables.eval() or requires_grad_(False) keeps rows as they are: call "
+                "tables.train() or tables.requires_grad_(True) before tables.step(), or drop the gradients with "
+                "tables.zero_grad()"
             )
         if tables.is_shared and any(part.scaled is not None for part in self.parts.values()):
             raise HotbedError(SCALED_RANKS)

@@ -295,7 +295,7 @@ class EmbeddingTables(nn.Module):
             )
         if not mode and self.accumulation is not None and self.accumulation.parts:
             raise HotbedError(
-                "gradients wait for tables.step(); call it, or tables.zero_grad(), before accumulate(False)"
+                "gradients are pending; call tables.step() or tables.zero_grad() before accumulate(False)"
             )
         if not mode and self.accumulation is not None:
             self.accumulation.is_over = True

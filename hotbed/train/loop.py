@@ -211,7 +211,7 @@ class Training:
             if not isinstance(error.__cause__, OSError):
                 raise
             self._num_refused += 1
-            self.observer.say(f"warning: no checkpoint was written, the last one stays: {error}")
+            self.observer.say(f"warning: no checkpoint was written; the last one is kept: {error}")
             self.follower.failed()
 
     def save(self, wait: bool = True) -> None:
@@ -243,7 +243,9 @@ class Training:
             if reason == INTERRUPTED or self.world.size > 1 or not isinstance(error.__cause__, OSError):
                 raise
             self.unsaved = str(error)
-            self.observer.say(f"warning: no checkpoint of the end was written; the model is tried next: {error}")
+            self.observer.say(
+                f"warning: the final checkpoint could not be written; trying to write the model next: {error}"
+            )
 
     def storage(self, together: bool = True) -> Record:
         """For the summary: counts of the tiers and of the ids in training; None where there are none.

@@ -149,7 +149,7 @@ def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> d
 def _summary(
     training: Training, subject: Subject, found: dict[str, Evaluation] | None, reason: str, *, together: bool
 ) -> Summary:
-    """`found` is None when the run did not come to its end; `together`: all ranks are here."""
+    """`found` is None when the run did not finish; `together`: all ranks are here."""
     progress, learner, schema = training.progress, training.learner, subject.dataset.schema
     evaluations = found or {}
     final = {split: evaluation.metrics._asdict() for split, evaluation in evaluations.items()}

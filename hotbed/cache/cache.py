@@ -197,7 +197,7 @@ class Cache:
         return Decision(window, row, misses, moment, train)
 
     def _take_from_ahead(self, window: Sequence[Arrival]) -> int:
-        """The batches of a window are ahead no longer; the bits that no batch ahead has any more."""
+        """The batches of a window are no longer ahead; returns the bits that no batch ahead uses from now on."""
         if window[0].number is None:
             return bits_of(SYNC_BIT)
         for arrival in window:
@@ -215,7 +215,7 @@ class Cache:
             yield self._unswept.popleft()
 
     def note_planned(self, num_batches: int) -> int:
-        """The next batches ahead are planned; the bits that no batch ahead has any more."""
+        """The next batches ahead are planned; returns the bits that no batch ahead uses from now on."""
         past = range(self.num_planned // self.stride, (self.num_planned + num_batches) // self.stride)
         self.num_planned += num_batches
         bits = 0

@@ -18,7 +18,7 @@ from hotbed.ops.index import EMPTY, HOT_BIT, NEW_CELLS, UNPLACED, bits_of, ops_f
 
 
 class CacheContents(NamedTuple):
-    """Of a cache between two windows, on the host."""
+    """The contents of a cache between two windows, on the host."""
 
     clock: int
     keys: Tensor  # int64 [N]

@@ -151,7 +151,7 @@ class RecordedCache:
         return found
 
     def num_lookups(self, number: int) -> int:
-        """Of a batch that has arrived."""
+        """Lookups of a batch that has arrived."""
         return self._counts[number % BATCHES][0]
 
     def _plan_window(self, count: int, arriving: Sequence[Description]) -> tuple[RecordedPlan, list[BatchSlots]]:
@@ -228,7 +228,7 @@ class RecordedCache:
         return self._buffers.host_window_counts, lists.host_miss_keys, lists.host_victim_keys
 
     def device_lists(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a window: keys of misses, their slots, slots of victims; room for all there could be."""
+        """The lists of a window: keys of misses, their slots, slots of victims. They have room for as many as there can be."""
         return self._device_lists[number % WINDOWS]
 
     @property

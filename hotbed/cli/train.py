@@ -206,5 +206,5 @@ def train_command(
 
 
 def _asks_for_gpu(config: RunConfig) -> bool | None:
-    """None: if there is one."""
+    """Whether the run needs a GPU; None: it uses one if there is one."""
     return None if config.train.device == "auto" else config.train.device.startswith("cuda")

@@ -63,7 +63,7 @@ class HotRows(NamedTuple):
     uses: NDArray[np.int64]  # of each in the train split
 
     def only(self, which: NDArray[Any]) -> HotRows:
-        """Those that `which` names."""
+        """The rows that `which` selects."""
         return HotRows(self.keys[which], self.uses[which])
 
 

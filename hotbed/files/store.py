@@ -65,7 +65,7 @@ class FileStat(NamedTuple):
 
 
 class ReplacedError(RemoteError):
-    """An object or a folder is not the one that was opened or listed any more."""
+    """An object or a folder is no longer the one that was opened or listed."""
 
 
 class Listed(NamedTuple):

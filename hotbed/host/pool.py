@@ -180,7 +180,7 @@ def shared(name: str, num_workers: int | None = None, **how: int) -> Pool:
 
 
 def num_threads() -> int:
-    """As many threads as torch uses (`torch.set_num_threads`)."""
+    """The number of threads that torch uses (`torch.set_num_threads`)."""
     return torch.get_num_threads()
 
 

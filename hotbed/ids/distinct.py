@@ -78,7 +78,7 @@ class KnownRows(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Of one batch, numbered; `rough` holds entries that are not yet together."""
+    """The pieces of one batch, numbered; `rough` holds entries that are not joined yet."""
 
     words: NDArray[np.int64]  # [C, 9]
     rough: NDArray[np.int64]  # [3, L]

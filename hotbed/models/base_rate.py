@@ -64,7 +64,7 @@ def mean_shift(logits: NDArray[np.floating[Any]], share: float) -> float:
 
 
 class Positives(NamedTuple):
-    """Of some rows of the log."""
+    """Positives among some rows of the log."""
 
     positives: float
     rows: float

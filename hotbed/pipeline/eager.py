@@ -58,7 +58,7 @@ class EagerPlanner:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the transfers; nothing is moved any more."""
+        """What ended the transfers; no rows are moved from then on."""
         return self.thread.error
 
     def start(self) -> None:
@@ -129,4 +129,4 @@ class EagerPlanner:
         self.thread.drain()
 
     def forget(self) -> None:
-        """What is known is the cache's."""
+        """Nothing: only the cache knows of the batches."""

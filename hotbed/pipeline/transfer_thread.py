@@ -133,7 +133,7 @@ class TransferThread:
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong; nothing is done any more."""
+        """What went wrong; no request is served from then on."""
         return self._thread.error
 
     def wait(self, move: WindowRows) -> None:

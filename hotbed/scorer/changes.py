@@ -25,7 +25,7 @@ _log = logging.getLogger("hotbed.scorer")
 
 
 class Outcome(NamedTuple):
-    """Of an update by changes."""
+    """The outcome of an update by changes."""
 
     how: str | None  # "same", "incremental" or "full"; None: it must be read anew
     why: str = ""  # anew
@@ -79,7 +79,7 @@ def _why_anew(live: LiveModel, source: ModelSource, budget: Budget) -> str:
 
 
 def _since(here: ModelSource, there: ModelSource) -> list[int] | None:
-    """Of every rank, the place of its first new checkpoint in its chain; None if one does not add to the one in use."""
+    """For each rank, the place of its first new checkpoint in its chain; None if one does not add to the one in use."""
     found = []
     for old, new in zip(here.chains, there.chains):
         marks = [entry.manifest.crc32 for entry in new]

@@ -481,7 +481,7 @@ class EmbeddingTables(nn.Module):
         return self.group_of(table).shared_row(table)
 
     def id_counts(self) -> dict[str, IdCounts]:
-        """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
+        """How many ids of each table with dynamic ids were seen, admitted, rejected and expired in training."""
         return {name: counts for group in self.groups for name, counts in group.keyspace.counts().items()}
 
     def set_id_clock(self, clock: Callable[[int], float]) -> None:

@@ -263,7 +263,7 @@ def _row_optimizer(config: RunConfig) -> RowOptimizer:
 
 
 def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Of the dense weights of a single process; None where there are none."""
+    """The optimizer of the dense weights of a single process; None if there are none."""
     parameters = dense_weights(model)
     if not parameters:
         return None
@@ -290,7 +290,7 @@ def compiled_step(
 
 
 def _loss_of(config: RunConfig, schema: Schema) -> Loss:
-    """That of all labels, by the weights of tasks and of samples."""
+    """The loss of all labels, by the weights of tasks and of samples."""
     positives = list(positive_weights(config.train.positive_weight, schema.labels).values())
     kept = _negatives_kept(config, schema)
     if not schema.tasks and not schema.weight and positives == [1] and kept == 1:
@@ -306,7 +306,7 @@ def _negatives_kept(config: RunConfig, schema: Schema) -> float:
 
 
 def _label_notes(config: RunConfig, schema: Schema) -> tuple[str, ...]:
-    """In which way labels were not counted as they are in the log."""
+    """How the counting of labels differs from the log."""
     corrected = "predicted probabilities are corrected for it"
     notes = []
     kept = _negatives_kept(config, schema)
@@ -380,7 +380,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
 
 
 def breakdown_of(config: RunConfig) -> Breakdown:
-    """By which features the metrics are given, too."""
+    """The features by which metrics are also given."""
     return Breakdown(config.train.group, tuple(one.strip() for one in config.train.slice.split(",") if one.strip()))
 
 

@@ -260,7 +260,7 @@ class Training:
 
     @property
     def num_failed_checkpoints(self) -> int:
-        """Those that the disk refused while training went on."""
+        """Checkpoints that the disk refused while training continued."""
         return self._saver.num_failed + self._num_refused + bool(self.unsaved)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:

@@ -199,7 +199,7 @@ def _loaded(folder: Path, device: str, cache: float | None, hbm: str | None, bat
 
 
 def _table(card: dict[str, Any]) -> Table:
-    """Of a number of rows every weight is loaded; of dynamic ids, those that have a row."""
+    """Load a table: all weights if it has a number of rows; for dynamic ids, those that have a row."""
     common = {name: card[name] for name in ("rows", "dim", "pooling", "hashing")}
     if card["rows"] is not None:
         return Table(**common, init=Constant(0.0))

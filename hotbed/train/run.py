@@ -117,13 +117,13 @@ def _try_summary(training: Training, subject: Subject, reason: str) -> None:
 
 
 def _refused(training: Training, error: HotbedError) -> str:
-    """What the disk did not take, and what there is all the same."""
+    """What the disk refused, and what is there nevertheless."""
     first = f"{training.unsaved} The model does not fit either: " if training.unsaved else ""
     return f"{first}{error} {what_is_left(training.run)}"
 
 
 def _unsaved(training: Training) -> str:
-    """Of a run whose model was written, and whose last checkpoint was not."""
+    """The message for a run whose model was written, and whose last checkpoint was not."""
     if not training.unsaved:
         return ""
     model = f"What was learned is not lost: {training.run / 'model'} is whole."

@@ -155,7 +155,7 @@ class FollowLoader:
         self._end = place
 
     def _batches(self, arrival: Arrival, place: Place) -> Iterator[tuple[Batch, BatchFacts]]:
-        """Of one arrival, from a place in it on; the place after its last batch is the beginning of the next arrival."""
+        """The batches of one arrival, from a place in it on; the place after the last is the beginning of the next arrival."""
         quarantine = self._reader.new_quarantine()
         watermark, held = place.watermark, None
         for number, rows in enumerate(self._cut(arrival, quarantine)):

@@ -286,7 +286,7 @@ def _sweep(cells: Any, keys: Any, slot_of: Any, future: Any, bits: Any, counts: 
 
 
 def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
-    """Clear `bits` in the futures of these batches, which are past, or of all. Cells that serve nothing any more are freed."""
+    """Clear `bits` in the futures of these batches, which are past, or of all. Cells that nothing uses are freed."""
     if past is not None and not past:
         return
     arrays = (*table.arrays[:3], np.int32(bits), counts.numpy())

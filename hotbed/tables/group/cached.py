@@ -484,7 +484,7 @@ class CachedRows:
         )
 
     def forget(self) -> None:
-        """Nothing on the device is a row any more: part of a change."""
+        """Forget all rows on the device: part of a change."""
         self.revoke_lease()
         self.cache = self._new_cache(self.records.device)
 

@@ -164,7 +164,7 @@ def _with_staging(rooms: Sequence[Room], groups: Sequence[Size], staging: str | 
 
 
 def _cached_bytes(rooms: Sequence[Room], groups: Sequence[Size]) -> list[int]:
-    """Of the cache of each group."""
+    """Bytes of the cache of each group."""
     return [(room.num_slots or 0) * (record + BYTES_PER_SLOT) for room, (_, record) in zip(rooms, groups)]
 
 

@@ -418,7 +418,7 @@ class Feed:
     @property
     def _is_full(self) -> bool:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
-        return any(cache.is_full for cache in self._caches)
+        return any(cache.index.is_full for cache in self._caches)
 
     def _settle_with_ranks(self, batches: Iterator[Any]) -> Iterator[RoutedBatch]:
         """Batches that the ranks have settled together."""

@@ -195,7 +195,7 @@ class RecordedPlanner:
 
     def reserve(self, look_ahead: int) -> None:
         for group, recorded in zip(self._groups, self._recorded_caches):
-            if group.cache.bounded:
+            if group.cache.index.bounded:
                 continue  # it has its room
             ahead = look_ahead * recorded.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(CELLS_FACTOR * (group.num_slots + CELLS_PER_KEY * ahead)))

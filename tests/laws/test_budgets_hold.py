@@ -56,7 +56,7 @@ def taken(tables):
     groups = list(tables.groups)
     without = [group.residency.staging for group in groups]
     for cache in (group.residency.cache for group in groups):
-        without += [cache.counters, cache._host_lists, cache._ahead, cache._uncounted]
+        without += [cache.counters, cache._host_lists, cache._ahead, cache.index._uncounted]
     tiered = [group.residency.store.tiered for group in groups]
     without += [one._foreseen for one in tiered if one is not None]  # of batches ahead, as `_ahead`
     stores = [getattr(group.residency.store, "ssd", group.residency.store) for group in groups]

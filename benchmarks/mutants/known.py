@@ -251,8 +251,8 @@ KNOWN = (
     ),
     KnownChange(
         "a run alone is not recalibrated",
-        "hotbed/train/loop.py", "sampled) if self.world.is_first else None",
-        "sampled) if not self.world.is_first else None",
+        "hotbed/train/recalibrate.py", "sampled) if world.is_first else None",
+        "sampled) if not world.is_first else None",
         "tests/train/test_run.py::test_a_recalibrated_model_predicts_the_share_of_positives",
     ),
     KnownChange(

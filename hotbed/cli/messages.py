@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 MOST_TABLES = 12
 COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")
-_FEW_STEPS = 40
 _TOO_GOOD = 0.999
 
 
 def warn_about_few_steps(training: Training, batch_size: int) -> None:
     """Warn if the batch size and epochs that were given make too few steps to learn from."""
-    if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+    from hotbed.report.advice import FEW_STEPS
+
+    if 0 < training.total_steps < FEW_STEPS and not training.pace.max_steps:
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err(always=True).print(
             f"note: {steps} of {batch_size:,} samples are too few to learn much from. Leave out data.batch_size (--batch-size) "

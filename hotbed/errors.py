@@ -118,3 +118,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
             return found.exit_code
         found = found.__cause__
     return ExitCode.FAILURE
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an exception's message; its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

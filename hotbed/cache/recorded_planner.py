@@ -208,7 +208,7 @@ class RecordedCache:
     def new_keys(self, number: int, wait: Callable[[Any, int], None]) -> Any:
         """int64 [_], of a batch ahead: keys that were neither here nor ahead before, most of them. In any thread.
 
-        `wait`: until a word has a value or more. What comes late is of another batch: nothing may depend on it.
+        `wait`: until a word has a value or more. What comes late belongs to another batch: nothing may depend on it.
         """
         lists = self._buffers.host_new_keys
         assert lists is not None, "new keys are listed where the cache says so"

@@ -156,7 +156,7 @@ class RecordedPlanner:
         return self.encoding.is_checked_late
 
     def holds(self, need: Sequence[Capacity]) -> bool:
-        """Whether there is room for so much."""
+        """Whether there is room for this much."""
         return all(map(Capacity.holds, self.capacities, need))
 
     def serves(self, tables: EmbeddingTables) -> bool:

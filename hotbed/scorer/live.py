@@ -173,7 +173,7 @@ class LiveModel:
 
     @cached_property
     def labels(self) -> tuple[Task, ...]:
-        """The labels that the model learned: all of the data, or the first alone. One sample of zeros tells."""
+        """The labels that the model learned: all of the data, or the first alone: found with one sample of zeros."""
         model, device = self.rows.current.state.model, self._budget.device
         sizes = ((1, model.num_columns, self.rows.dim), (1, model.num_dense))
         inputs = [torch.zeros(*size, dtype=torch.float32, device=device) for size in sizes]

@@ -246,7 +246,7 @@ class Training:
     def storage(self, together: bool = True) -> Record:
         """For the summary: counts of the tiers and of the ids in training; None where there are none.
 
-        Ids are those of all ranks; not `together`, as the last line of the log tells them.
+        Ids are those of all ranks; not `together`: those of the last line of the log.
         """
         return self._last_storage or {"tiers": self._watch.tiers(), "ids": self.ids(together)}
 

@@ -50,7 +50,7 @@ class Subject(NamedTuple):
     dataset_name: str
     dataset: Dataset
     card: dict[str, Any]
-    label_notes: tuple[str, ...] = ()  # in which way labels were not counted as they are in the log
+    label_notes: tuple[str, ...] = ()  # how the counting of labels differs from the log
 
 
 class RunOutcome(NamedTuple):

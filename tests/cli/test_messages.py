@@ -1,4 +1,4 @@
-"""What commands say to somebody who uses them for the first time, and what they do not say when told to be quiet."""
+"""What commands print for a first-time user, and what --quiet leaves out."""
 
 import json
 import os

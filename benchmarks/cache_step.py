@@ -89,7 +89,7 @@ class CacheStep:
             fetch, placed = self.rows.finish(window, decision, Ticket(True))
         for part in ("read", "exchange", "write"):
             with self.timed(part):
-                getattr(self.rows, part)(fetch)
+                getattr(fetch, part)()
         for lookups in placed:
             with self.timed("lookup"):
                 self.group.lookup(lookups)

@@ -55,7 +55,7 @@ class Stream:
     """A recorded cache, and batches for it that stay where they are until they are planned."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
-        from hotbed.cache.cache import Cache, bounded_cells
+        from hotbed.cache import Cache, bounded_cells
         from hotbed.cache.policies import ORACLE
         from hotbed.cache.recorded_planner import RecordedCache
         from hotbed.ops.index import new_cells, triton
@@ -64,8 +64,8 @@ class Stream:
         from hotbed.ops.keys import Addresses
 
         self.cache = Cache(case.num_slots, ORACLE, device, bounded=True, name="the cache of this benchmark")
-        self.cache._cells = new_cells(bounded_cells(case.num_slots, "cuda"), device)  # as small without CUDA, too
-        self.cache._ops = triton
+        self.cache.index.cells = new_cells(bounded_cells(case.num_slots, "cuda"), device)  # as small without CUDA, too
+        self.cache._ops = self.cache.index._ops = triton
         addresses = Addresses(*(np.array([value]) for value in (0, _NUM_IDS, False, False, 0)))
         self._describe = describe_ids
         inputs = Descriptions(InputLayout(addresses, is_bags=False), device)
@@ -124,7 +124,7 @@ def run(case: Case, device: torch.device, limit: float) -> Outcome:
     stream.check()
     cells = stream.cache.parts()[0]
     return Outcome(
-        load=stream.cache.num_live / cells.key.shape[0],
+        load=stream.cache.index.num_live / cells.key.shape[0],
         marked=float((cells.spilled != 0).double().mean()),
         passed=passed_buckets(cells.spilled)[0],
         longest=passed_buckets(cells.spilled)[1],

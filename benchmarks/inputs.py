@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 import hotbed
-from hotbed.bench.setting import MLPERF_BAGS, scaled_rows
+from hotbed.bench.setting import scaled_rows
 from hotbed.bench.systems import write_rows
 from hotbed.bench.workload import zipf_ids
+from hotbed.data.synthetic.shapes import BAG_SIZES
 
 
 class Case(NamedTuple):
@@ -45,7 +46,7 @@ def batches_of(case: Case, rows: tuple[int, ...], count: int, device: torch.devi
             found.append(torch.stack(columns, dim=1).contiguous())
             continue
         bags = {}
-        for i, (n, length) in enumerate(zip(rows, MLPERF_BAGS)):
+        for i, (n, length) in enumerate(zip(rows, BAG_SIZES)):
             lengths = torch.full((size,), length, device=device)
             if case.kind == "varying bags":
                 lengths = torch.randint(0, 2 * length + 1, (size,), generator=draw, device=device)

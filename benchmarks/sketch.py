@@ -16,9 +16,9 @@ import numpy as np
 from numba import njit
 
 from benchmarks.results_file import append_rows
-from hotbed.data.hash import mix
 from hotbed.data.prepare.sketches import STANDARD_ERROR, HeavyHitters, HyperLogLog
 from hotbed.host.memory import parse_bytes
+from hotbed.host.splitmix import mix
 
 FREQUENT = 1000
 EVERY = 100

@@ -1,6 +1,6 @@
 """EmbeddingBag: one table behind the arguments of `torch.nn.EmbeddingBag`.
 
-What differs: the rows are updated in backward by `optimizer`, so they are no parameters and `model.parameters()` does not
+What differs: the rows are updated in backward by `optimizer`, so they are not parameters and `model.parameters()` does not
 hold them; `sparse` is accepted and means nothing, because gradients are always sparse and never stored; initial values come
 from (seed, table, id) and are nearly normal with deviation 1. `cache`, `hbm`, `memory`, `ssd` and `independent` are those of
 EmbeddingTables; behind a cache `weight` is a copy, and there is no `max_norm`. `load_state_dict` also takes what an

@@ -8,11 +8,11 @@
     ├── BudgetError      a batch needs more rows at once than the cache has slots
     ├── IdError          an id lies outside its table; names table, feature, sample and id
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
-    ├── ModelError       a model of the user's own fails, or is code that nobody here has said to run
+    ├── ModelError       a model of the user's own fails, or is code that nobody here has allowed to run
     ├── RunError         a run directory cannot be written, resumed or read
     ├── RemoteError      an object store refuses, does not answer, or has no such bucket; also an OSError
     ├── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
-    └── RankError        another rank stopped, or asks for something else than this one
+    └── RankError        another rank stopped, or requests something different from this one
 
 A message says what happened, what was given, the limit, and the way out. The command line prints the message alone;
 a traceback means a bug in hotbed. Its exit codes: docs/commands.md.
@@ -118,3 +118,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
             return found.exit_code
         found = found.__cause__
     return ExitCode.FAILURE
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an exception's message; its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -104,7 +104,7 @@ def in_batch_softmax(
 ) -> Tensor:
     """Mean cross-entropy of choosing the item of each pair among those of the batch.
 
-    An item that occurs again in the batch is no negative of itself: its other places are left out. `log_q` [B] is subtracted
+    An item that occurs again in the batch is not a negative of itself: its other places are left out. `log_q` [B] is subtracted
     from the scores of the items.
     """
     size = users.shape[0]

@@ -84,7 +84,7 @@ class TableShape:
 
     @property
     def placement(self) -> tuple[int | None, tuple[int, int] | None]:
-        """What this rank has of it."""
+        """How this rank's part of the table is placed."""
         return self.owner, self.columns
 
     @property

@@ -175,13 +175,13 @@ KNOWN = (
     ),
     KnownChange(
         "one large batch makes all later ones wait",
-        "hotbed/cache/cache.py", "self._usual - self._usual // 8", "self._usual + self._usual // 8",
+        "hotbed/cache/index.py", "self._usual - self._usual // 8", "self._usual + self._usual // 8",
         "tests/cache/test_index.py::test_one_large_batch_does_not_make_later_ones_wait",
     ),
     KnownChange(
         "a bounded index does not know how full it is",
-        "hotbed/cache/cache.py", "self._cells.key.shape[0], self._count_live(wait=True)",
-        "self._cells.key.shape[0], self._count_live(wait=False)",
+        "hotbed/cache/index.py", "\"\n        live = self.count_live(wait=True)",
+        "\"\n        live = self.count_live(wait=False)",
         "tests/cache/test_index.py::test_a_bounded_index_counts_every_batch_before_it_takes_another",
     ),
     KnownChange(
@@ -214,7 +214,7 @@ KNOWN = (
     ),
     KnownChange(
         "the cells of forgotten keys count as used",
-        "hotbed/cache/cache.py", "self._live -= int(unused.shape[0])", "pass",
+        "hotbed/cache/cache.py", "self.index.count(-int(unused.shape[0]))", "pass",
         "tests/cache/test_cache.py::test_keys_that_are_gone_have_no_slot_and_no_cell_unless_a_batch_ahead_has_them",
     ),
     KnownChange(
@@ -251,8 +251,8 @@ KNOWN = (
     ),
     KnownChange(
         "a run alone is not recalibrated",
-        "hotbed/train/loop.py", "sampled) if self.world.is_first else None",
-        "sampled) if not self.world.is_first else None",
+        "hotbed/train/recalibrate.py", "sampled) if world.is_first else None",
+        "sampled) if not world.is_first else None",
         "tests/train/test_run.py::test_a_recalibrated_model_predicts_the_share_of_positives",
     ),
     KnownChange(
@@ -316,9 +316,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "group.cache.reserve(int(CELLS_FACTOR * (group.num_slots - CELLS_PER_KEY * ahead)))",
     ): "the table grows later, when it must; which rows stay does not depend on its size",
     (
-        "hotbed/cache/cache.py",
-        "if num_cells > self._cells.key.shape[0]:",
-        "if num_cells >= self._cells.key.shape[0]:",
+        "hotbed/cache/index.py",
+        "return self._grow(num_cells) if num_cells > self.num_cells else None",
+        "return self._grow(num_cells) if num_cells >= self.num_cells else None",
     ): "a table of the same size is laid out anew; which rows stay does not depend on it",
     (
         "hotbed/checkpoint/chain.py",
@@ -326,8 +326,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if time.monotonic() > deadline:",
     ): "one look more at a lock",
     (
-        "hotbed/cache/cache.py",
-        "self._count_live(wait=False)",
+        "hotbed/cache/index.py",
+        "self.count_live(wait=False)",
         "pass",
     ): "counted when the next batch arrives, before anything depends on it",
     (
@@ -351,9 +351,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if i + _AHEAD < rows.shape[0] and rows[i + _AHEAD] >= 1:",
     ): "a hint to the processor",
     (
-        "hotbed/cache/cache.py",
-        "if live + keys.shape[0] <= _BRIMFUL * num_cells:",
-        "if live + keys.shape[0] < _BRIMFUL * num_cells:",
+        "hotbed/cache/index.py",
+        "if live + keys.shape[0] <= _BRIMFUL * self.num_cells:",
+        "if live + keys.shape[0] < _BRIMFUL * self.num_cells:",
     ): "at equality distinct keys are counted, and the table grows only where they do not fit",
     (
         "hotbed/ids/index.py",
@@ -371,7 +371,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "for place, (rate, group) in enumerate(zip(self._rates, groups, strict=False)):",
     ): "both are as long: a step with other groups is recorded anew",
     (
-        "hotbed/cache/cache.py",
+        "hotbed/cache/index.py",
         "usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups",
         "usual = 2 * self._usual * (len(pending)) if self._usual else sum(pending) + num_lookups",
     ): "when to count exactly; what a batch may take at most is looked at besides",

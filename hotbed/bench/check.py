@@ -46,7 +46,7 @@ def check(name: str, setting: Setting) -> str | None:
         with open_system(twin, small) as other:
             _, others = _train(other, workload)
         if not all(map(torch.equal, weights, others)):
-            return f"its rows are not those of {twin} to the bit"
+            return f"its rows differ from those of {twin}"
     return wrong
 
 

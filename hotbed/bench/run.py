@@ -104,7 +104,7 @@ def _profile(result: Result, workload: Workload) -> Result:
         with open_system(result.system, setting) as system:
             gpu_ms = time_gpu(system, setting, workload, DensePart(setting))
     except Exception as error:  # the timing itself is valid
-        _log.warning("%s: how long the GPU works is not known: %s", result.system, first_line(error))
+        _log.warning("%s: the time of the GPU is not known: %s", result.system, first_line(error))
         return result
     return result._replace(timing=result.timing._replace(gpu_ms=gpu_ms))
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from hotbed.data.synthetic.shapes import BAG_SIZES, ID_COLUMNS
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.threads import num_cores
 
@@ -26,11 +27,7 @@ OUTPUTS = ("stack", "concat", "dict")
 OPTIMIZERS = ("rowwise_adagrad", "adam", "adagrad", "sgd")
 LR, EPS = 0.01, 1e-8  # of the rows, for every system
 ZIPF = 1.05
-KAGGLE_ROWS = (
-    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306),
-    *(10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
-)
-MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)  # 214 ids a sample
+KAGGLE_ROWS = tuple(column.cardinality for column in ID_COLUMNS)
 _STATES = {"rowwise_adagrad": (1, 0), "adam": (1, 2), "adagrad": (0, 1), "sgd": (0, 0)}  # numbers (per row, per weight)
 
 
@@ -64,7 +61,7 @@ class Setting:
     def bag_sizes(self) -> tuple[int, ...]:
         """Ids of one sample by table, exact or on average."""
         if self.ids in ("bags", "varying"):
-            return tuple(islice(cycle(MLPERF_BAGS), len(self.rows)))
+            return tuple(islice(cycle(BAG_SIZES), len(self.rows)))
         return (1,) * len(self.rows)
 
     @property

@@ -28,7 +28,7 @@ from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.store.counts import TierCounts
 from hotbed.tables.group.cached import CachedRows
-from hotbed.tables.sizing.budget import least_over_ssd
+from hotbed.tables.sizing.enough import least_over_ssd
 from hotbed.types import Batch, RowPart
 
 _CHUNK = 1 << 18  # rows written at once
@@ -123,7 +123,7 @@ def _budgets(setting: Setting) -> dict[str, Any]:
 
 
 def _write_all_rows(tables: hotbed.EmbeddingTables, setting: Setting) -> None:
-    """The state of a run that has seen all its ids: every row below the cache is written, and none is created any more."""
+    """The state of a run that has seen all its ids: every row below the cache is written, and no new ones are created."""
     if setting.ids == "dynamic":
         ids = (id_of_row(torch.arange(rows)).sort().values for rows in setting.rows)
         tables.load_rows(part for name, some in zip(tables.tables, ids) for part in _first_rows(tables, name, some))

@@ -9,8 +9,7 @@ store; what it decides depends on the keys alone, never on timing or on the devi
 A plan says how slots are once the windows before it have been trained: rows are moved between two windows.
 
 `begin` and `finish` are separate because the number of misses comes from the device first; callers that can wait use `plan`.
-The size of everything follows the cache and the batches ahead, never the table. The index of a cache that is bounded, because
-its bytes are a budget, has a fixed number of cells; as many batches are looked at ahead as have room there.
+The size of everything follows the cache and the batches ahead, never the table (index.py).
 
 Shapes: L lookups of a batch, U distinct keys of it, M misses of a window, V victims, S slots, T cells.
 """
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotbed.cache.device_counters import DeviceCounters
+from hotbed.cache.index import CELLS_PER_SLOT, CacheIndex, bounded_cells
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.window import look_ahead_for, most_ahead
 from hotbed.errors import BudgetError, HotbedError
@@ -37,7 +37,6 @@ from hotbed.ops.index import (
     MISSES,
     MOST_USES,
     SYNC_BIT,
-    WAYS,
     Cells,
     Lists,
     ScoreFunction,
@@ -48,23 +47,9 @@ from hotbed.ops.index import (
     new_slots,
     ops_for,
 )
-from hotbed.ops.index.victims import LINE_BYTES, Victims
+from hotbed.ops.index.victims import Victims
 
-CELLS_PER_SLOT = 2
-FULL = 0.7  # of the cells; above it the table grows
-GROWTH = 1.25  # cells of a table that has grown, for each that FULL requires
-BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
-STATE_BYTES = 13  # of them, slot state
-CELL_BYTES, STAMP_BYTES = 16.25, 4  # of a cell with its share of a mark, and of its stamp by a recorded planner on CUDA
-_BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
 HOST_LISTS = 6  # plans whose lists the host can read at a time
-
-
-def bounded_cells(num_slots: int, device_type: str) -> int:
-    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 3.5 a slot, on CUDA 3.3."""
-    on_cuda = device_type == "cuda"
-    per_cell, state = CELL_BYTES + (STAMP_BYTES if on_cuda else 0), STATE_BYTES + (0 if on_cuda else LINE_BYTES)
-    return max(1, int(num_slots * (BYTES_PER_SLOT - state) / per_cell) // WAYS) * WAYS
 
 
 class Cache:
@@ -87,30 +72,22 @@ class Cache:
     ) -> None:
         self.name = name
         self.num_slots = num_slots
-        self.bounded = bounded
         self.lists_new = lists_new
         self.policy = policy
         self.device = device
         self.clock = 0  # batches planned
         self.counters = DeviceCounters(device)
         self._slots = new_slots(num_slots, device)
-        num_cells = bounded_cells(num_slots, device.type) if bounded else CELLS_PER_SLOT * num_slots
-        self._cells = new_cells(num_cells, device)
-        self._ops = ops_for(self._cells.key)
+        cells = new_cells(bounded_cells(num_slots, device.type) if bounded else CELLS_PER_SLOT * num_slots, device)
+        self._ops = ops_for(cells.key)
+        self.index = CacheIndex(cells, self._ops, self.counters, bounded=bounded)
         self._victims = Victims(num_slots, policy, in_order)
-        self._live = 0  # cells in use, as far as it is known
-        self._taken = 0  # cells taken since the marks of spilled buckets were worked out
-        self._expected = 0  # cells that batches of recorded planners may have taken, which are not in _live yet
-        self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
         self._host_lists: list[tuple[Tensor, ...]] = [_host_lists(0, device)] * HOST_LISTS
-        self._usual = 0  # cells a batch has taken lately
-        self._most_keys = 0  # of a batch
         self._windows = 0
         self._ahead: deque[Arrival] = deque()  # arrived, not planned, in order
         self._unswept: deque[Arrival] = deque()  # planned, but others that share their bit are not
         self.num_arrived = self.num_planned = 0  # batches, since none was ahead
         self._stride = 1
-        self.version = 0  # of the table: cells move when it grows
 
     @property
     def stride(self) -> int:
@@ -125,7 +102,7 @@ class Cache:
 
     def look_ahead(self, num_keys: int, given: int | None) -> int:
         """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys."""
-        self.stride, far = look_ahead_for(num_keys, self.num_slots, given, self.bounded)
+        self.stride, far = look_ahead_for(num_keys, self.num_slots, given, self.index.bounded)
         return far
 
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
@@ -159,12 +136,11 @@ class Cache:
         self._drop(bits_of(SYNC_BIT))
 
     def _drop(self, bits: int) -> None:
-        self._count_live(wait=True)
+        self.index.count_live(wait=True)
         row = self.counters.take()
-        self._ops.sweep(self._cells, bits, row.counts)
-        self._live -= row.read()[FREED]
-        if not self._expected:  # an arrival that was broken off took cells that nobody counted
-            self._live = int((self._cells.key != EMPTY).sum())
+        self._ops.sweep(self.index.cells, bits, row.counts)
+        self.index.count(-row.read()[FREED])
+        self.index.recount()
 
     def plan(self, window: Sequence[Arrival], train: bool) -> CachePlan:
         """Decide at once."""
@@ -186,18 +162,18 @@ class Cache:
         for arrival in window:
             self.clock += 1
             self._ops.collect(
-                self._cells, self._slots, arrival.arrived, arrival.sorted_keys, self.clock, since, self.policy.half_life,
+                self.index.cells, self._slots, arrival.arrived, arrival.sorted_keys, self.clock, since, self.policy.half_life,
                 train, bits, misses, row.counts,
             )  # fmt: skip
         if bits:
             past = [arrival.arrived for arrival in self._pop_past()]
-            self._ops.sweep(self._cells, bits, row.counts, past)
-            self._ops.note(self._cells, self._victims, past)
+            self._ops.sweep(self.index.cells, bits, row.counts, past)
+            self._ops.note(self.index.cells, self._victims, past)
         moment = WindowClock(self.next_bit, self.num_planned // self.stride, self.clock, since, most)
         return Decision(window, row, misses, moment, train)
 
     def _take_from_ahead(self, window: Sequence[Arrival]) -> int:
-        """The batches of a window are ahead no longer; the bits that no batch ahead has any more."""
+        """The batches of a window are no longer ahead; returns the bits that no batch ahead uses from now on."""
         if window[0].number is None:
             return bits_of(SYNC_BIT)
         for arrival in window:
@@ -215,7 +191,7 @@ class Cache:
             yield self._unswept.popleft()
 
     def note_planned(self, num_batches: int) -> int:
-        """The next batches ahead are planned; the bits that no batch ahead has any more."""
+        """The next batches ahead are planned; returns the bits that no batch ahead uses from now on."""
         past = range(self.num_planned // self.stride, (self.num_planned + num_batches) // self.stride)
         self.num_planned += num_batches
         bits = 0
@@ -235,35 +211,27 @@ class Cache:
         num_misses = numbers[MISSES]
         lists = self._lists(num_misses)
         if num_misses:
-            order = self._ops.rank(self._cells, self._slots, self._victims, decision.moment, num_misses)
+            order = self._ops.rank(self.index.cells, self._slots, self._victims, decision.moment, num_misses)
             self._ops.assign(
-                self._cells, self._slots, decision.misses[:num_misses], order, decision.moment.clock, decision.train,
+                self.index.cells, self._slots, decision.misses[:num_misses], order, decision.moment.clock, decision.train,
                 lists, row.counts,
             )  # fmt: skip
-        self._ops.note(self._cells, self._victims, (arrival.arrived for arrival in decision.window))
+        self._ops.note(self.index.cells, self._victims, (arrival.arrived for arrival in decision.window))
         row.again()
         plan = CachePlan(num_misses, lists, row)
-        self._uncounted.append(plan)
+        self.index.note(plan)
         self.note_window()
         return plan
 
     def note_window(self) -> None:
-        """A window has been decided. Now and then the table is tidied: marks that are never cleared make every search long.
-
-        Where half of the cells are empty hardly a bucket is ever full, and it is enough when all have been taken once.
-        """
+        """A window has been decided."""
         self._windows += 1
-        if self._uncounted:
-            self._count_live(wait=False)
-        num_cells = self._cells.key.shape[0]
-        if self._taken * (self._ops.TIDY if 2 * self._live > num_cells else 1) >= num_cells:
-            self._ops.tidy(self._cells, self._slots)
-            self._taken = 0
+        self.index.tidy_if_due(self._slots)
 
     def slots_of(self, arrival: Arrival, plan: CachePlan) -> Tensor:
         """The slot [L] of every lookup of a batch that was just planned."""
         slots: Tensor = self._ops.place(
-            self._cells, self._slots, arrival.arrived, arrival.sorted_keys, arrival.order, plan.row.counts
+            self.index.cells, self._slots, arrival.arrived, arrival.sorted_keys, arrival.order, plan.row.counts
         )
         return slots
 
@@ -284,28 +252,28 @@ class Cache:
     def dirty(self) -> tuple[Tensor, Tensor]:
         """(keys, slots) of all rows that may differ from those below."""
         slots = (self._slots.dirty != 0).nonzero().squeeze(1)
-        return self._cells.key[self._slots.cell[slots].to(torch.int64)], slots
+        return self.index.cells.key[self._slots.cell[slots].to(torch.int64)], slots
 
     def forget(self, keys: Tensor) -> None:
         """These keys (distinct, on the cache's device) are gone: their slots are free, and nothing is written back.
 
         No window may be half decided.
         """
-        self._count_live(wait=True)
+        self.index.count_live(wait=True)
         self._victims.reset()
         resident, slots = self.resident()
         slots = slots[torch.isin(resident, keys)]
         cells = self._slots.cell[slots].to(torch.int64)
         self._slots.cell[slots] = FREE
         self._slots.dirty[slots] = 0
-        self._cells.slot[cells] = FREE
-        unused = cells[self._cells.future[cells] == 0]
-        self._cells.key[unused] = EMPTY
-        self._live -= int(unused.shape[0])
+        self.index.cells.slot[cells] = FREE
+        unused = cells[self.index.cells.future[cells] == 0]
+        self.index.cells.key[unused] = EMPTY
+        self.index.count(-int(unused.shape[0]))
 
     def parts(self) -> tuple[Cells, SlotState]:
         """For a recorded planner, which runs the same steps on its own."""
-        return self._cells, self._slots
+        return self.index.cells, self._slots
 
     def mark_clean(self) -> None:
         """All rows have been written back."""
@@ -314,16 +282,16 @@ class Cache:
     def resident(self) -> tuple[Tensor, Tensor]:
         """(keys, their slots) of all rows in the cache, ascending by slot."""
         slots = (self._slots.cell != FREE).nonzero().squeeze(1)
-        return self._cells.key[self._slots.cell[slots].to(torch.int64)], slots
+        return self.index.cells.key[self._slots.cell[slots].to(torch.int64)], slots
 
     @property
     def num_bytes(self) -> int:
         """Device memory of index and slot states."""
-        return sum(part.nbytes for part in (*self._cells, *self._slots)) + self._victims.num_bytes
+        return sum(part.nbytes for part in (*self.index.cells, *self._slots)) + self._victims.num_bytes
 
     def check_integrity(self) -> None:
         """Cells and slots agree: every key in one cell and at most one slot, and each points at the other."""
-        key, slot, cell = self._cells.key, self._cells.slot, self._slots.cell.to(torch.int64)
+        key, slot, cell = self.index.cells.key, self.index.cells.slot, self._slots.cell.to(torch.int64)
         used = (cell != FREE).nonzero().squeeze(1)
         keys = key[key != EMPTY]
         assert torch.unique(keys).shape[0] == keys.shape[0], "a key has two cells"
@@ -333,20 +301,17 @@ class Cache:
         assert pointing == used.shape[0], f"{pointing} cells point at {used.shape[0]} slots in use"
         assert bool((key[cell[used]] != EMPTY).all()), "a slot holds an empty cell"
         empty = key == EMPTY
-        assert bool((self._cells.future[empty] == 0).all()), "an empty cell has a future"
-        known = self._count_live(wait=True)
+        assert bool((self.index.cells.future[empty] == 0).all()), "an empty cell has a future"
+        known = self.index.count_live(wait=True)
         assert known == keys.shape[0], f"{known} cells counted, {keys.shape[0]} in use"
 
     def _arrive(self, sorted_keys: Tensor, order: Tensor | None, bit: int, number: int | None) -> Arrival:
-        if self._has_known_room:
-            self._make_bounded_room(sorted_keys)
-        else:
-            self.make_room(int(sorted_keys.shape[0]))
+        self._follow(self.index.make_room_for(sorted_keys))
         row = self.counters.take()
         lists_new = self.lists_new and number is not None
-        arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts, lists_new)
+        arrived = self._ops.arrive(self.index.cells, sorted_keys, bits_of(bit), row.counts, lists_new)
         arrival = Arrival(arrived, number, sorted_keys, order, row)
-        self._uncounted.append(arrival)
+        self.index.note(arrival)
         return arrival
 
     def _lists(self, num_misses: int) -> Lists:
@@ -375,112 +340,27 @@ class Cache:
         if num_unplaced:
             raise HotbedError(
                 f"the index of {self.name} is full: {num_unplaced:,} keys found no place among its "
-                f"{self._cells.key.shape[0]:,} cells. The index should have grown before, so please report this; "
+                f"{self.index.num_cells:,} cells. The index should have grown before, so please report this; "
                 "until then look fewer batches ahead (look_ahead=), take smaller batches or give the cache more slots."
             )
 
-    def _count_live(self, *, wait: bool) -> int:
-        """Cells in use; without `wait`, as far as it is known."""
-        counted = 0
-        for each in self._uncounted:
-            if not wait and not each.row.ready():
-                break
-            if isinstance(each, Arrival):
-                self.count_cells(each.num_new)
-                self._usual = max(each.num_new, self._usual - self._usual // 8)
-                self._most_keys = max(self._most_keys, each.num_keys)
-            else:
-                self.count_cells(-each.num_freed)
-            counted += 1
-        del self._uncounted[:counted]
-        return self._live
-
     def make_room(self, num_lookups: int) -> None:
-        """Let no search run long: the table grows before it is full."""
-        num_cells = self._cells.key.shape[0]
-        pending = [each.num_lookups for each in self._uncounted if isinstance(each, Arrival)]
-        usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups
-        known, most = self._count_live(wait=False), self._expected + num_lookups
-        if known + usual <= FULL * num_cells and known + sum(pending) + most <= num_cells:
-            return
-        live = self._count_live(wait=True)
-        if live + num_lookups > FULL * num_cells or live + most > num_cells:
-            self._grow(int((live + most) / FULL * GROWTH))
-
-    @property
-    def _has_known_room(self) -> bool:
-        """On a CPU counts come at once, so a bounded index knows how full it is."""
-        return self.bounded and self.device.type == "cpu"
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no batch more should be looked at ahead: a bounded index might not have cells for it."""
-        if not self._has_known_room:
-            return False
-        live = self._count_live(wait=True)
-        return live + self._most_keys > _BRIMFUL * self._cells.key.shape[0]
-
-    def _make_bounded_room(self, keys: Tensor) -> None:
-        """The table grows only for a batch that has more distinct keys than were seen coming, or than there are slots."""
-        num_cells, live = self._cells.key.shape[0], self._count_live(wait=True)
-        if live + keys.shape[0] <= _BRIMFUL * num_cells:
-            return
-        needed = live + int(torch.unique(keys).shape[0])
-        if needed > num_cells:
-            self._grow(needed)
+        """Have cells for so many lookups."""
+        self._follow(self.index.make_room(num_lookups))
 
     def reserve(self, num_cells: int) -> None:
-        """Make the table this large at once."""
-        if num_cells > self._cells.key.shape[0]:
-            self._grow(num_cells)
+        """Make the index this large at once."""
+        self._follow(self.index.reserve(num_cells))
 
-    def has_room(self, usual: int, most: int) -> bool:
-        """Whether a recorded planner may take that many cells, usually and at most, besides batches not counted yet."""
-        num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else FULL
-        live = self._count_live(wait=False) if self._uncounted else self._live
-        if self._uncounted:
-            most += sum(each.num_lookups for each in self._uncounted if isinstance(each, Arrival))
-        return live + usual <= full * num_cells and live + self._expected + most <= num_cells
-
-    @property
-    def num_live(self) -> int:
-        """Cells in use, as far as it is known."""
-        return self._live
-
-    def count_cells(self, more: int) -> None:
-        """Cells have been taken, or freed."""
-        self._live += more
-        self._taken += max(0, more)
-
-    def expect_cells(self, more: int) -> None:
-        """A batch of a recorded planner may take this many cells, or has been counted and takes no more."""
-        self._expected += more
-
-    def settle(self) -> None:
-        """Count every cell that was taken and freed, but for those of recorded planners; waits for the device."""
-        self._count_live(wait=True)
-
-    def _grow(self, num_cells: int) -> None:
-        """A larger table; cells move, so everything that remembers one is updated."""
-        old = self._cells
-        used = (old.key != EMPTY).nonzero().squeeze(1)
-        keys, by_key = torch.sort(old.key[used])
-        from_cells = used[by_key]
-        self._cells = new_cells(num_cells, self.device)
-        self._ops.arrive(self._cells, keys, 0, self.counters.take().counts)
-        to_cells = (self._cells.key != EMPTY).nonzero().squeeze(1)
-        to_cells = to_cells[torch.sort(self._cells.key[to_cells]).indices]
-        self._cells.slot[to_cells] = old.slot[from_cells]
-        self._cells.future[to_cells] = old.future[from_cells]
-        new_cell = torch.full((old.key.shape[0] + 1,), FREE, dtype=torch.int32, device=self.device)  # [-1] stays -1
-        new_cell[from_cells] = to_cells.to(torch.int32)
+    def _follow(self, new_cell: Tensor | None) -> None:
+        """Cells have moved, if any: update everything that remembers one."""
+        if new_cell is None:
+            return
         self._slots.cell.copy_(new_cell[self._slots.cell.to(torch.int64)])
         for arrival in (*self._unswept, *self._ahead):
             cells = arrival.arrived.cells
             if cells is not None:
                 cells.copy_(new_cell[cells.to(torch.int64)])
-        self.version += 1
-        self._taken = 0
 
 
 def _host_lists(length: int, device: torch.device) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from hotbed.ops.index import EMPTY, HOT_BIT, NEW_CELLS, UNPLACED, bits_of, ops_f
 
 
 class CacheContents(NamedTuple):
-    """Of a cache between two windows, on the host."""
+    """The contents of a cache between two windows, on the host."""
 
     clock: int
     keys: Tensor  # int64 [N]
@@ -62,7 +62,7 @@ def restore_contents(cache: Cache, held: CacheContents) -> None:
     ops_for(cells.key).arrive(cells, keys, 0, row.counts)
     numbers = row.read()
     cache.check_placed(numbers[UNPLACED])
-    cache.count_cells(numbers[NEW_CELLS])
+    cache.index.count(numbers[NEW_CELLS])
     used = (cells.key != EMPTY).nonzero().squeeze(1)
     used = used[torch.sort(cells.key[used]).indices]
     at = used[torch.searchsorted(cells.key[used], keys)]

@@ -131,7 +131,7 @@ class RecordedCache:
         self._make_room([batch])
         self._catch_up()
         self._note(batch)
-        self._cache.expect_cells(batch.num_lookups)
+        self._cache.index.expect(batch.num_lookups)
         size = self._sizes.size_for(batch.num_lookups)
         self._recordings.run(("arrive", size, self._cache.stride), lambda: self._arrive(1, size))
         self._remember()
@@ -151,7 +151,7 @@ class RecordedCache:
         return found
 
     def num_lookups(self, number: int) -> int:
-        """Of a batch that has arrived."""
+        """Lookups of a batch that has arrived."""
         return self._counts[number % BATCHES][0]
 
     def _plan_window(self, count: int, arriving: Sequence[Description]) -> tuple[RecordedPlan, list[BatchSlots]]:
@@ -161,7 +161,7 @@ class RecordedCache:
         for batch in arriving:
             self._note(batch)
         new = [batch.num_lookups for batch in arriving]
-        self._cache.expect_cells(sum(new))
+        self._cache.index.expect(sum(new))
         size = self._sizes.size_for(max(*new, *(self.num_lookups(first + k) for k in range(count)), 0))
         self._recordings.run(
             ("plan", count, size, bool(arriving), self._cache.stride), lambda: self._plan(count, size, bool(arriving))
@@ -208,7 +208,7 @@ class RecordedCache:
     def new_keys(self, number: int, wait: Callable[[Any, int], None]) -> Any:
         """int64 [_], of a batch ahead: keys that were neither here nor ahead before, most of them. In any thread.
 
-        `wait`: until a word has a value or more. What comes late is of another batch: nothing may depend on it.
+        `wait`: until a word has a value or more. What comes late belongs to another batch: nothing may depend on it.
         """
         lists = self._buffers.host_new_keys
         assert lists is not None, "new keys are listed where the cache says so"
@@ -228,7 +228,7 @@ class RecordedCache:
         return self._buffers.host_window_counts, lists.host_miss_keys, lists.host_victim_keys
 
     def device_lists(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a window: keys of misses, their slots, slots of victims; room for all there could be."""
+        """The lists of a window: keys of misses, their slots, slots of victims. They have room for as many as there can be."""
         return self._device_lists[number % WINDOWS]
 
     @property
@@ -243,7 +243,7 @@ class RecordedCache:
     def forget(self) -> None:
         """The batches ahead are about to be dropped."""
         self.settle()
-        self._cache.expect_cells(-sum(num_lookups for _, num_lookups in self._pending))
+        self._cache.index.expect(-sum(num_lookups for _, num_lookups in self._pending))
         self._pending.clear()
         self._host_arrivals[:, _NUMBER] = 0
         self._left_behind = None
@@ -266,13 +266,15 @@ class RecordedCache:
         """
         cache, count, most = self._cache, len(batches), sum(batch.num_lookups for batch in batches)
         self._count()
-        while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: fewer windows each time
-            if cache.bounded and count > 1:
+        while not cache.index.has_room(
+            2 * self._usual * (len(self._pending) + count), most
+        ):  # ends: fewer windows each time
+            if cache.index.bounded and count > 1:
                 return False
             if not self._uncounted:
                 self.settle()
-                if not cache.has_room(2 * self._usual * count, most):
-                    cache.reserve(2 * (cache.num_live + most))
+                if not cache.index.has_room(2 * self._usual * count, most):
+                    cache.reserve(2 * (cache.index.num_live + most))
                 break
             self._uncounted[0].wait()
             self._count()
@@ -283,7 +285,7 @@ class RecordedCache:
         if self._cache.device.type == "cuda" and (self._pending or self._uncounted):
             torch.cuda.synchronize(self._cache.device)
         self._count()
-        self._cache.settle()
+        self._cache.index.count_live(wait=True)
 
     def _count(self) -> None:
         """Cells that were taken and freed, as far as it is known."""
@@ -295,20 +297,20 @@ class RecordedCache:
             self._usual = max(taken, self._usual - self._usual // 8)
             expected += num_lookups
             num_cells += taken
-        cache.expect_cells(-expected)
-        cache.count_cells(num_cells)
+        cache.index.expect(-expected)
+        cache.index.count(num_cells)
         while self._uncounted and (
             self._uncounted[0].is_read
             or windows[self._uncounted[0].number % WINDOWS, _NUMBER] == self._uncounted[0].number + 1
         ):
-            cache.count_cells(-self._uncounted.pop(0).num_freed)
+            cache.index.count(-self._uncounted.pop(0).num_freed)
 
     def _catch_up(self) -> None:
         """The device knows what the cache did without it."""
         cache = self._cache
-        if self._version != cache.version:
+        if self._version != cache.index.version:
             self._recordings.clear()
-            self._version = cache.version
+            self._version = cache.index.version
             self._stamps = torch.zeros(cache.parts()[0].key.shape[0], dtype=torch.int32, device=cache.device)
         now = (cache.num_arrived, cache.num_planned, cache.clock)
         if self._left_behind != now:

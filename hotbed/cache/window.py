@@ -49,7 +49,7 @@ def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bo
 
 
 def window_length(num_keys: Sequence[int], num_slots: int, given: int | None, staged: int | None = None) -> int:
-    """Of the batches that wait, the number the next window takes; at least one, at most `given` where it is given.
+    """How many of the pending batches the next window takes: at least one, and at most `given` if that is given.
 
     `staged`: rows that can be on their way for one window, where a budget limits them. All of a window's may be.
     """

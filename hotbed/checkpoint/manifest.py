@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
         body, crc32 = tree["checkpoint"], tree["crc32"]
         if zlib.crc32(_text(body)) != crc32:
-            raise RunError(f"{path} is damaged: its content does not fit its checksum.")
+            raise RunError(f"{path} is damaged: its content does not match its checksum.")
         tables = {name: TableShape(**_tuples(one)) for name, one in body.pop("tables").items()}
         files = {name: FileMark(*mark) for name, mark in body.pop("files").items()}
         return Manifest(**body, tables=tables, files=files, crc32=crc32)

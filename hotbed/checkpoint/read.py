@@ -146,7 +146,7 @@ def tensors_of(entry: Entry, stem: str) -> dict[str, Tensor]:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not fits:
-        raise RunError(f"{entry.folder} is damaged: the content of {name} does not fit its checksum.")
+        raise RunError(f"{entry.folder} is damaged: the content of {name} does not match its checksum.")
     return read_tensors(path)
 
 
@@ -255,7 +255,7 @@ def read_whole(path: Path, mark: FileMark, room: NDArray[np.uint8] | None = None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
     if crc != mark.crc32:
-        raise RunError(f"{path} is damaged: its content does not fit its checksum.")
+        raise RunError(f"{path} is damaged: its content does not match its checksum.")
     return room[:size]
 
 

@@ -95,7 +95,7 @@ class Saver:
             if not isinstance(error, RuntimeError):
                 raise
             self.num_failed += 1  # as if the disk had refused
-            self._say(f"warning: no checkpoint was written, the last one stays: {error}")
+            self._say(f"warning: no checkpoint was written; the last one is kept: {error}")
             return False
         return True
 
@@ -123,7 +123,7 @@ class Saver:
         if not isinstance(error, RunError | StoreError):  # the latter: ssd files could not be linked
             raise error
         self.num_failed += 1
-        self._say(f"warning: no checkpoint was written, the last one stays: {error}")
+        self._say(f"warning: no checkpoint was written; the last one is kept: {error}")
         return False
 
     def cancel(self) -> None:

@@ -107,7 +107,7 @@ def _plans(
         if old is None:
             said["new, begins with initial values"].append(name)
         elif (old.hashing or shape.hashing) and (old.hashing, old.rows) != (shape.hashing, shape.rows):
-            said["ids are hashed into another number of rows, so a row means other ids"].append(name)
+            said["ids are hashed into a different number of rows, so rows stand for other ids"].append(name)
         elif shape.dim < old.dim:
             said[f"vectors of {old.dim} numbers do not fit in {shape.dim}"].append(name)
         else:

@@ -35,7 +35,7 @@ GONE = "gone.parquet"
 
 
 class State(NamedTuple):
-    """What is saved in addition to the rows, as of one step; these tensors do not change any more."""
+    """What is saved in addition to the rows, as of one step; these tensors no longer change."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]  # name of a safetensors file -> its tensors

@@ -43,7 +43,7 @@ def _option(name: str, about: str, *names: str) -> Any:
 
 
 def bench_command(
-    systems: str = typer.Option("", help="Separated by commas. Left out: all that run on this device (listed above)."),
+    systems: str = typer.Option("", help="Separated by commas. Default: all that run on this device (listed above)."),
     ids: str = typer.Option(
         "single",
         "--id-kind",
@@ -66,17 +66,17 @@ def bench_command(
         "--memory-share",
         parser=share,
         metavar="SHARE",
-        help="Share of the rows in memory below hotbed's cache; the others are on an ssd. Left out: all in memory.",
+        help="Share of the rows in memory below hotbed's cache; the others are on an ssd. Default: all in memory.",
     ),
     ssd_folder: Path | None = typer.Option(
         None,
-        help="Folder on that ssd for temporary files. Left out: the system's folder for temporary files.",
+        help="Folder on that ssd for temporary files. Default: the system's folder for temporary files.",
     ),
     ranks: opt.Ranks = None,
     cold: bool = typer.Option(
         False,
         "--cold",
-        help="Start with empty stores: a new row is created on the device instead of copied. Left out: every row is written "
+        help="Start with empty stores: a new row is created on the device instead of copied. Default: every row is written "
         "beforehand, the steady state of a long run.",
     ),
     zipf: float = typer.Option(
@@ -101,7 +101,7 @@ def bench_command(
     also its busy time per step) and freed. Ratios are to FBGEMM with every row on
     the device: below 1 is faster.
 
-    [bold]Left out:[/bold] dim 128, batches of 16,384 and a cache of 1.5%, on a CPU dim 16, 4,096 and 5%; with bags batches
+    [bold]Defaults:[/bold] dim 128, batches of 16,384 and a cache of 1.5%, on a CPU dim 16, 4,096 and 5%; with bags batches
     of 4,096 and a cache of 5%, on a CPU 1,024 and 10%. rowwise_adagrad; 100 timed steps, in groups of ten; policy, window and
     look-ahead of hotbed. Without --ranks nothing is sharded; with it the rows and batches of hotbed are, with Gloo on a CPU
     or one shared GPU, else NCCL. Several caches are a sweep, which is plotted at the end.

@@ -266,8 +266,9 @@ def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]], *, base
         entropy, area = metrics.get("normalized_entropy"), metrics.get("auc")
         if entropy and area and entropy > 1 and area > _IN_ORDER and positives >= _FEWEST:
             notes.append(
-                f"probabilities on {split} are too extreme: their log loss is {entropy:.2f} times that of the mere share of "
-                f"positives. The order of scores (AUC {area:.4f}) is right. Fewer epochs (--epochs) make them milder"
+                f"probabilities on {split} are too extreme: their log loss is {entropy:.2f} times that of always predicting "
+                f"the share of positives. The order of scores (AUC {area:.4f}) is right. "
+                "Fewer epochs (--epochs) make them milder"
             )
     return notes
 

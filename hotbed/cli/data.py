@@ -186,7 +186,7 @@ def make_command(
         typer.Argument(metavar="NAME[:ROWS]", help="criteo-like, criteo-1tb-like, criteo-1tb-bags-like, avazu-like."),
     ],
     rows: Annotated[
-        int | None, typer.Option(help="Rows of the train split; valid and test have a tenth each. Left out: 2,000,000.")
+        int | None, typer.Option(help="Rows of the train split; valid and test have a tenth each. Default: 2,000,000.")
     ] = None,
     days: Annotated[
         int | None, typer.Option(help="Spread the rows over this many days, with a file for each day.")

@@ -54,7 +54,7 @@ def evaluate_command(
 ) -> None:
     """Measure a trained model: AUC, PR-AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
-    Left out: the dataset of the run, its test split (valid where there is no test), batches of 4,096, which do not affect
+    Defaults: the dataset of the run, its test split (valid where there is no test), batches of 4,096, which do not affect
     the result.
 
     [bold]For example:[/bold]
@@ -73,7 +73,7 @@ def evaluate_command(
     if inputs:
         if data is not None:
             raise ConfigError(
-                f"--data {data} and raw files ({', '.join(inputs)}) are two things to measure on. Give one."
+                f"--data {data} and raw files ({', '.join(inputs)}) are both data to measure on. Give one of them."
             )
         _evaluate_raw(run, inputs, device, ModelOptions(cache, hbm, batch_size), max_bad, as_json)
         return

@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 MOST_TABLES = 12
 COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")
-_FEW_STEPS = 40
 _TOO_GOOD = 0.999
 
 
 def warn_about_few_steps(training: Training, batch_size: int) -> None:
     """Warn if the batch size and epochs that were given make too few steps to learn from."""
-    if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+    from hotbed.report.advice import FEW_STEPS
+
+    if 0 < training.total_steps < FEW_STEPS and not training.pace.max_steps:
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err(always=True).print(
-            f"note: {steps} of {batch_size:,} samples are few to learn from. Leave out data.batch_size (--batch-size) and "
-            "train.epochs (--epochs): they are then chosen for the size of the log",
+            f"note: {steps} of {batch_size:,} samples are too few to learn much from. Leave out data.batch_size (--batch-size) "
+            "and train.epochs (--epochs): they are then chosen for the size of the log",
         )
 
 
@@ -46,7 +47,7 @@ def warn_about_no_valid(training: Training) -> None:
     if training.pace.epochs > 1 and "valid" not in training.loaders.held_out:
         err(always=True).print(
             f"note: there is no valid split to choose the best of {training.pace.epochs} epochs by; the last weights are kept, "
-            "and may have learned train by heart. Prepare the data with one: --splits valid=0.1 takes a tenth of train files",
+            "and may have memorized train. Prepare the data with one: --splits valid=0.1 takes a tenth of train files",
         )
 
 
@@ -98,10 +99,10 @@ def print_suspicion(metrics_of_split: Mapping[str, Mapping[str, Any]], leaks: Ma
     if not leaks and (area is None or area < _TOO_GOOD):
         return
     named = ", ".join(leaks)
-    why = f"{named} alone tells the label" if leaks else "look for a column that is filled in after the event"
+    why = f"{named} alone gives the label away" if leaks else "look for a column that is filled in after the event"
     drop = shlex.quote(",".join(leaks)) if leaks else "COLUMN"
     err().print(
-        f"WARNING this AUC is hardly real: {why}. Prepare the data again with --drop {drop}",
+        f"WARNING this AUC is too good to be true: {why}. Prepare the data again with --drop {drop}",
         highlight=False,
     )
 

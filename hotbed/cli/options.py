@@ -66,14 +66,14 @@ ReadCache = Annotated[
     str | None,
     typer.Option(
         metavar="BYTES",
-        help="Local disk for copies of what is read from a store (s3://, gs://, ...); 0: none. Left out: 10GiB.",
+        help="Local disk for copies of what is read from a store (s3://, gs://, ...); 0: none. Default: 10GiB.",
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Workers: threads of prepare, left out one per core, if --memory allows it; processes of serve, left out one.",
+        help="Threads of prepare (default: one per core, if --memory allows it), or processes of serve (default: 1).",
     ),
 ]
 Checkpoints = Annotated[
@@ -120,14 +120,18 @@ CacheShares = Annotated[str | None, typer.Option(metavar="SHARE,...", help=_CACH
 CacheBytes = Annotated[
     str | None, typer.Option(metavar="BYTES", help="Size of the cache in bytes of device memory, e.g. 2GiB.")
 ]
-Memory = Annotated[str | None, typer.Option(metavar="BYTES", help="Most host memory to use, e.g. 64GiB.")]
+Memory = Annotated[str | None, typer.Option(metavar="BYTES", help="Maximum host memory to use, e.g. 64GiB.")]
 Ssd = Annotated[
     str | None,
-    typer.Option(metavar="DIR:BYTES", help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."),
+    typer.Option(
+        metavar="DIR:BYTES", help="Folder and size limit for rows that do not fit in memory, e.g. /fast:500GiB."
+    ),
 ]
 CachePolicy = Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY)]
 CachePolicies = Annotated[str | None, typer.Option(metavar="NAME,...", help=_POLICY + COMPARED)]
-Window = Annotated[int | None, typer.Option(min=1, metavar="N", help="Batches planned together, at most.")]
+Window = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Maximum number of batches that are planned together.")
+]
 LookAhead = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Batches whose ids are read ahead; 0: a plain loop.")
 ]
@@ -137,7 +141,9 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="Where to write: a folder or a file, as said above.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be written, write nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and say what would be written, but write nothing.")
+]
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the result as a page, with the curve of every table.")
 ]

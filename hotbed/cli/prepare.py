@@ -53,14 +53,14 @@ def prepare_command(
     format: Annotated[
         str | None,
         typer.Option(
-            help="criteo, csv, parquet (also Arrow), libsvm or lists (user item item ...). Left out: guessed from "
+            help="criteo, csv, parquet (also Arrow), libsvm or lists (user item item ...). Default: guessed from "
             "the first file."
         ),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="The column to learn. Left out: label, click, clicked, is_click, target or y."
+            metavar="COLUMN", help="The column to learn. Default: label, click, clicked, is_click, target or y."
         ),
     ] = None,
     positive: Annotated[
@@ -129,7 +129,7 @@ def prepare_command(
             metavar="RULE",
             help="train=0.8,valid=0.1,test=0.1 assigns rows at random, always in the same way; "
             "train=50000,test=10000 takes them in file order; days:valid=1,test=1 takes the last days of --time. "
-            "With files named train=a.csv test=b.csv, valid=0.1 takes a share of train. Left out: all rows are train.",
+            "With files named train=a.csv test=b.csv, valid=0.1 takes a share of train. Default: all rows are train.",
         ),
     ] = None,
     time: Annotated[
@@ -167,7 +167,7 @@ def prepare_command(
     max_bad: MaxBad = "1%",
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Left out: found in the header."),
+        typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Default: found in the header."),
     ] = None,
     memory: Memory = None,
     workers: Workers = None,
@@ -200,7 +200,8 @@ def prepare_command(
     Many machines: --ray. The result is the same to the byte, and Ray repeats the tasks of machines that are lost.
     --memory is then of one task.
     """
-    from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
+    from hotbed.data.prepare.look import look_at
+    from hotbed.data.prepare.prepare import MEMORY, prepare
     from hotbed.files.settings import set_read_cache
 
     set_read_cache(read_cache)
@@ -261,7 +262,7 @@ def _check_alone() -> None:
     """Processes of torchrun would all write the same dataset."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "torchrun started several processes, and prepare is one. For many machines: hotbed prepare --ray ..."
+            "torchrun started several processes, but prepare runs as one. On many machines: hotbed prepare --ray ..."
         )
 
 

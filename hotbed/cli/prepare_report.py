@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hotbed.cli.console import compiled_text, err, out, print_json
 
 if TYPE_CHECKING:
-    from hotbed.data.prepare.prepare import FirstLook, PrepareReport
+    from hotbed.data.prepare.look import FirstLook
+    from hotbed.data.prepare.prepare import PrepareReport
+    from hotbed.data.schema import Schema
     from hotbed.host.compiling import CompileReport
 
 _MANY_ROWS, _LONE = 1000, 0.9
@@ -58,15 +60,44 @@ def print_columns(found: FirstLook, out_dir: Path, as_json: bool) -> None:
 
 def print_report(report: PrepareReport, compiled: CompileReport) -> None:
     """Splits, features, bad rows, speed, hints and the next command."""
+    schema, console = report.schema, out()
+    _print_splits(report)
+    if schema.features:
+        _print_features(schema)
+    _show_collisions(report)
+    if schema.dense:
+        numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
+        console.print(f"numbers: {numbers}")
+        if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
+            console.print("log: whole numbers, read as amounts; --ids A,B reads those that are ids as ids")
+    if schema.tasks:
+        shown = ", ".join(f"{one.name} ({one.kind})" for one in schema.tasks)
+        console.print(f"further labels: {shown}; `hotbed train --model mmoe` learns them too")
+    _print_bad_rows(report)
+    seconds = max(report.seconds - compiled.seconds, 1e-9)
+    megabytes = report.raw_bytes / 1e6
+    console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
+    if compiled.kernels:
+        console.print(compiled_text(compiled))
+    for line in hints(report):
+        err().print(line)
+    dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
+    console.print(f"next: hotbed train --data {report.path}{dynamic}")
+
+
+def _print_splits(report: PrepareReport) -> None:
     from rich.table import Table
 
-    schema = report.schema
-    console = out()
     splits = Table("split", "rows", "positive", "files", title=str(report.path), title_justify="left")
-    for name, split in schema.splits.items():
+    for name, split in report.schema.splits.items():
         share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
         splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
-    console.print(splits)
+    out().print(splits)
+
+
+def _print_features(schema: Schema) -> None:
+    from rich.table import Table
+
     shared = any(feature.mode == "vocabulary" and feature.unlisted_lookups for feature in schema.features)
     features = Table(
         "feature", "distinct ids in train", "table rows", *(["lookups of row 0"] if shared else []), "made of"
@@ -82,41 +113,27 @@ def print_report(report: PrepareReport, compiled: CompileReport) -> None:
         unknown = feature.unlisted_lookups / max(feature.lookups, 1) if feature.mode == "vocabulary" else 0.0
         unknown_shown = [f"{unknown:.1%}" if unknown else ""] if shared else []
         features.add_row(feature.name, f"{about}{feature.distinct:,}", shown, *unknown_shown, made)
-    if schema.features:
-        console.print(features)
+    out().print(features)
     for feature in schema.features:
         if feature.counting == "sketch":
-            console.print(
+            out().print(
                 f"{feature.name}: too many distinct ids for --memory; only ids that occur more than {feature.count_error:,} "
                 "times are listed",
             )
-    _show_collisions(report)
-    if schema.dense:
-        numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
-        console.print(f"numbers: {numbers}")
-        if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
-            console.print("log: whole numbers, read as amounts; --ids A,B reads those that are ids as ids")
-    if schema.tasks:
-        shown = ", ".join(f"{one.name} ({one.kind})" for one in schema.tasks)
-        console.print(f"further labels: {shown}; `hotbed train --model mmoe` learns them too")
+
+
+def _print_bad_rows(report: PrepareReport) -> None:
+    from rich.table import Table
+
     if report.bad_rows:
         bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
         for reason, rows in report.bad_rows.items():
             bad.add_row(f"{rows:,}", reason)
-        console.print(bad)
+        out().print(bad)
     else:
-        console.print("no bad rows")
+        out().print("no bad rows")
     if report.left_out:
-        console.print(f"{report.left_out:,} good rows are in no split (see --splits)")
-    seconds = max(report.seconds - compiled.seconds, 1e-9)
-    megabytes = report.raw_bytes / 1e6
-    console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
-    if compiled.kernels:
-        console.print(compiled_text(compiled))
-    for line in hints(report):
-        err().print(line)
-    dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
-    console.print(f"next: hotbed train --data {report.path}{dynamic}")
+        out().print(f"{report.left_out:,} good rows are in no split (see --splits)")
 
 
 def _show_collisions(report: PrepareReport) -> None:
@@ -146,7 +163,7 @@ def hints(report: PrepareReport) -> list[str]:
 def _leaks(report: PrepareReport) -> Iterator[str]:
     for name, area in report.schema.notes.get("leaks", {}).items():
         yield (
-            f"WARNING {name}: this column alone tells the label (AUC {area:.4f} on the train split). If it is filled in "
+            f"WARNING {name}: this column alone gives the label away (AUC {area:.4f} on the train split). If it is filled in "
             f"after the event that is to be predicted, the model is worthless. --drop {_column(report, name)} leaves it out"
         )
 
@@ -234,7 +251,7 @@ def _splits(report: PrepareReport) -> Iterator[str]:
         named = any("=" in str(source) for source in report.schema.notes.get("sources", ()))
         rule = f"valid={_VALID_SHARE}" if named else "train=0.8,valid=0.1,test=0.1"
         yield (
-            "there is no valid split, so training cannot notice when it starts to learn by heart, and keeps the last weights "
+            "there is no valid split, so training cannot notice when it starts to overfit, and keeps the last weights "
             f"instead of the best. --splits {rule} takes one out of train"
         )
 

@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from hotbed.cli.console import print_progress
-from hotbed.errors import ConfigError, RankError
+from hotbed.errors import ConfigError, RankError, reason_of
 from hotbed.host.extras import connect_ray
 
 _POLL = 0.2  # seconds
@@ -183,7 +183,9 @@ class _Attempt:
             try:
                 self._start(arguments, environment)
             except RayError as error:
-                return AttemptEnd(1, f"a rank could not be started ({_first_line(error)})")
+                return AttemptEnd(
+                    1, f"a rank could not be started ({reason_of(getattr(error, 'cause', None) or error)})"
+                )
             return self._follow()
         finally:
             self._remove()
@@ -283,8 +285,3 @@ class _Attempt:
         for actor in self._actors:
             self._ray.kill(actor)
         remove_placement_group(self._group)
-
-
-def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or error
-    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -187,7 +187,7 @@ SCHEMAS: dict[str, Schema] = {
             "traffic": _is("object|null", "Hit rates and rows moved per step; null without a cache."),
             "speed": _is("object|null", "Seconds of a step and its parts; null without calibration."),
             "problems": _list(_TEXT, "Why it does not fit; empty if it does."),
-            "recommendation": _is("object|null", "A cache that fits and misses hardly more rows."),
+            "recommendation": _is("object|null", "A cache that fits and misses almost no more rows."),
             "choice": _is(
                 "object|null",
                 "With --choose: settings, each with its value and why; options to add; shares of the cache by table.",

@@ -24,7 +24,7 @@ def serve_command(
     workers: Workers = None,
     threads: int = typer.Option(2, min=1, max=256, help="Threads that score, in each process."),
     scratch: Path | None = typer.Option(
-        None, help="Folder on a local disk for rows of checkpoints. Left out: the folder of MODEL."
+        None, help="Folder on a local disk for rows of checkpoints. Default: the folder of MODEL."
     ),
     mapped: bool = typer.Option(
         False,
@@ -35,15 +35,17 @@ def serve_command(
     poll: float = typer.Option(2.0, min=0, help="Seconds between checks for a newer model; 0: only on POST /reload."),
     max_body: str = typer.Option("4MiB", help="Largest request body."),
     max_candidates: int = typer.Option(4096, min=1, help="Most candidates per request."),
-    max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
+    max_in_flight: int = typer.Option(
+        256, min=1, help="Maximum number of requests at once; further ones get 503 and Retry-After."
+    ),
     time_limit: float = typer.Option(5.0, min=0.001, help="Time limit of a request in seconds."),
     model_name: str | None = typer.Option(
-        None, metavar="NAME", help="Name of the model in /v2/models/NAME. Left out: the name of the folder MODEL."
+        None, metavar="NAME", help="Name of the model in /v2/models/NAME. Default: the name of the folder MODEL."
     ),
     token_file: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="Bearer token that all requests but those for health need. Left out: that of HOTBED_TOKEN, if it is set.",
+        help="Bearer token that all requests need, except health checks. Default: HOTBED_TOKEN, if it is set.",
     ),
     tls_cert: Path | None = typer.Option(
         None, metavar="FILE", help="Serve https with this certificate, and those of its issuers (PEM)."

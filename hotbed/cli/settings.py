@@ -179,7 +179,7 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change on --resume. Start a new run with "
+            f"{', '.join(fixed)} cannot be changed with --resume. Start a new run with "
             f"`hotbed train {folder / 'config.json'} --set ...`."
         )
     return after

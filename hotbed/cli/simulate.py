@@ -59,7 +59,7 @@ def simulate_command(
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
     Without arguments: on the embedded click log, like `hotbed train`. DATA may also be a file of ids (.npy, .parquet).
-    Left out: caches of 0.5%, 1.5% and 5%, all policies, batches of 4,096 of the train split, window and look-ahead of
+    Defaults: caches of 0.5%, 1.5% and 5%, all policies, batches of 4,096 of the train split, window and look-ahead of
     training, seed 0, which determines the order.
 
     The dataset's ids are replayed through the cache, without rows: the counts equal

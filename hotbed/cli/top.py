@@ -37,7 +37,7 @@ def top_command(
 ) -> None:
     """Watch runs while they train: loss, speed, tiers, hit rates, bytes, stalls, the reader's queue, time left.
 
-    RUN may also be http://HOST:PORT of `hotbed train --metrics-port`. Left out: the active runs in runs/, else the newest one
+    RUN may also be http://HOST:PORT of `hotbed train --metrics-port`. Default: the active runs in runs/, else the newest one
     there. --json prints the state once. Only files of the run are read, which does not slow it down. Ctrl-C ends the display,
     not the run.
 

@@ -48,7 +48,7 @@ def topo_command(ranks: opt.Ranks = None, device: opt.Device = None, as_json: op
         else:
             if ranks is not None:
                 raise typer.BadParameter(
-                    "is for a single process; torchrun has said how many ranks there are", param_hint="--ranks"
+                    "is for a single process; torchrun sets the number of ranks", param_hint="--ranks"
                 )
             found = _measured(joint, joint.connect(device or "auto", _TIMEOUT, bind="auto"), name)
         if joint.rank == 0:

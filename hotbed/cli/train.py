@@ -33,8 +33,10 @@ def train_command(
     batch_size: opt.BatchSize = None,
     dim: opt.Dim = None,
     optimizer: opt.RowOptimizer = None,
-    lr: float | None = typer.Option(None, help="Learning rate of the rows. Left out: the optimizer's default."),
-    dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights. Left out: the default."),
+    lr: float | None = typer.Option(None, help="Learning rate of the rows. Default: depends on the optimizer."),
+    dense_lr: float | None = typer.Option(
+        None, help="Learning rate of the dense weights. Default: depends on the optimizer."
+    ),
     positive_weight: float | None = typer.Option(
         None,
         help="How many times a sample with the label 1 counts in training; predicted probabilities are corrected for it. For "
@@ -83,10 +85,10 @@ def train_command(
         "arrive, instead of the train split. --data is the dataset that says how rows are read.",
     ),
     checkpoint_minutes: float | None = typer.Option(
-        None, help="With --follow: minutes between checkpoints. 10 by default."
+        None, help="With --follow: minutes between checkpoints. Default: 10."
     ),
     stop_when_idle: float | None = typer.Option(
-        None, metavar="SECONDS", help="With --follow: end when nothing has arrived for so long. Left out: never."
+        None, metavar="SECONDS", help="With --follow: end when nothing has arrived for this long. Default: never."
     ),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
     k_step: int | None = typer.Option(
@@ -96,13 +98,13 @@ def train_command(
     ),
     merge: str | None = typer.Option(
         None,
-        help="What is merged with them: frozen_v, shared_v, moments or params. Left out: frozen_v; for SGD params.",
+        help="What is merged with them: frozen_v, shared_v, moments or params. Default: frozen_v, or params for SGD.",
     ),
     scale_lr: bool | None = typer.Option(
         None, help="Between merges, multiply Adam's steps by the square root of the number of ranks. On by default."
     ),
     overlap: bool | None = typer.Option(None, help="Overlap merges with the next steps. On by default."),
-    delay: int | None = typer.Option(None, min=0, help="Steps until such a merge is used; 0, the default, is k / 4."),
+    delay: int | None = typer.Option(None, min=0, help="Steps until such a merge is used; 0, the default: k / 4."),
     across_only: bool | None = typer.Option(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
@@ -122,7 +124,7 @@ def train_command(
     ),
     trace: Path | None = typer.Option(None, help="Write a trace of all threads to this file, for ui.perfetto.dev."),
     trace_steps: str | None = typer.Option(
-        None, metavar="FIRST:STOP", help="Steps to trace, e.g. 50:100. Left out: 50 steps after the first ten."
+        None, metavar="FIRST:STOP", help="Steps to trace, e.g. 50:100. Default: 50 steps after the first ten."
     ),
     watch_rows: str | None = typer.Option(
         None, metavar="TABLE=ID,...", help="Record the gradient of these rows at every use, for `hotbed explain`."
@@ -222,5 +224,5 @@ def train_command(
 
 
 def _asks_for_gpu(config: RunConfig) -> bool | None:
-    """None: if there is one."""
+    """Whether the run needs a GPU; None: it uses one if there is one."""
     return None if config.train.device == "auto" else config.train.device.startswith("cuda")

@@ -160,7 +160,7 @@ class _Twins:
 
     def least_memory(self, batches: list[Batch]) -> str:
         """Memory over an ssd: the index of all rows and an eighth of the used rows, so that the others do go to the ssd."""
-        from hotbed.tables.sizing.budget import least_over_ssd
+        from hotbed.tables.sizing.enough import least_over_ssd
         from hotbed.train.build import sketch
 
         columns = zip(*(self._columns(batch) for batch in batches), strict=True)

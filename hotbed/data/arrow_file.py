@@ -127,7 +127,7 @@ def read_batch(file: Path, place: BatchPlace, schema: pa.Schema, memory: NDArray
     if got < place.length:
         raise OSError(f"the file ends {place.length - got:,} bytes too early")
     if checksum(memory) != place.checksum:
-        raise ValueError("its content does not fit its checksum")
+        raise ValueError("its content does not match its checksum")
     batch = pa.ipc.read_record_batch(pa.py_buffer(memory), schema)
     batch.validate(full=True)
     return batch

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from hotbed.data.arrow_file import SUFFIX, BatchPlace, read_index
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import recover
-from hotbed.errors import RemoteError, SchemaError
+from hotbed.errors import RemoteError, SchemaError, reason_of
 from hotbed.files import RemotePath, path_of, readable
 
 TOP_SHARE = 0.015  # of the ids; what the published caches hold on the device
@@ -63,7 +63,7 @@ class HotRows(NamedTuple):
     uses: NDArray[np.int64]  # of each in the train split
 
     def only(self, which: NDArray[Any]) -> HotRows:
-        """Those that `which` names."""
+        """The rows that `which` selects."""
         return HotRows(self.keys[which], self.uses[which])
 
 
@@ -144,7 +144,7 @@ def read_counts(path: Path) -> FeatureCounts:
     except RemoteError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{path} cannot be read ({_first_line(error)}). {AGAIN}") from error
+        raise SchemaError(f"{path} cannot be read ({reason_of(error)}). {AGAIN}") from error
     if table.column_names != ["id", "count"] or any(kind != pa.int64() for kind in table.schema.types):
         raise SchemaError(f"{path} must have the int64 columns id and count; it has {_columns(table.schema)}. {AGAIN}")
     if table["id"].null_count or table["count"].null_count:
@@ -184,7 +184,7 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         kind = "Arrow" if is_arrow else "Parquet"
-        raise SchemaError(f"{file} is not a readable {kind} file ({_first_line(error)}). {AGAIN}") from error
+        raise SchemaError(f"{file} is not a readable {kind} file ({reason_of(error)}). {AGAIN}") from error
     for name, types in expected.items():
         if columns.get_field_index(name) < 0:
             raise SchemaError(f"{file} has no column {name!r}; it has {_columns(columns)}. {AGAIN}")
@@ -241,10 +241,6 @@ def _same_type(kind: pa.DataType, allowed: pa.DataType) -> bool:
 def _columns(schema: pa.Schema) -> str:
     shown = [f"{field.name} ({field.type})" for field in list(schema)[:50]]
     return ", ".join(shown) + (f" and {len(schema) - 50} more" if len(schema) > 50 else "")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def num_warm(num_slots: int, policy: str, warmup: float) -> int:

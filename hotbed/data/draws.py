@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.hash import mix
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN, mix
 
-GOLDEN = 0x9E3779B97F4A7C15  # odd, so that counter * GOLDEN takes every value once
 _MASK = (1 << 64) - 1
 _PER_BUCKET = 1  # word on average, at most
 
@@ -21,13 +20,13 @@ def key_of(*parts: int) -> int:
     """One 64-bit key out of several integers; their order matters."""
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
-        key = _mixed(key + np.uint64((GOLDEN + part) & _MASK))
+        key = _mixed(key + np.uint64((int(GOLDEN) + part) & _MASK))
     return int(key[0])
 
 
 def words(key: int, count: int) -> NDArray[np.uint64]:
     """The first `count` words of a key's stream."""
-    return _mixed(np.arange(count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
+    return _mixed(np.arange(count, dtype=np.uint64) * GOLDEN + np.uint64(key))
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
@@ -64,7 +63,7 @@ def _sorted_by_word(key: np.uint64, count: int) -> NDArray[np.int64]:
 
 @njit(nogil=True, cache=True)
 def _word(key: np.uint64, i: int) -> np.uint64:
-    return mix(np.uint64(i) * np.uint64(GOLDEN) + key)
+    return mix(np.uint64(i) * GOLDEN + key)
 
 
 @njit(nogil=True, cache=True)

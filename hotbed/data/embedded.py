@@ -64,7 +64,7 @@ class _BuildPlan(NamedTuple):
 
     @property
     def folders(self) -> list[str]:
-        """Of every format version, the newest first."""
+        """The folders of all format versions, newest first."""
         return [f"{self.name}-{version}.{self.generation}" for version in range(FORMAT_VERSION, 0, -1)]
 
 

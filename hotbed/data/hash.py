@@ -19,25 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import FIRST, GOLDEN, SECOND, mix
 
 if TYPE_CHECKING:
     from hotbed.data.formats.chunk import Text
 
 MISSING_ID = -(2**63)
 
-_SEED = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_SEED = GOLDEN
 _MISSING_BITS = np.uint64(2**63)
 _MASK = 2**64 - 1
-
-
-@njit(nogil=True, cache=True, inline="always")
-def mix(x: np.uint64) -> np.uint64:
-    """A bijection of 64-bit words that spreads every input bit over all output bits."""
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
-    return x ^ (x >> np.uint64(31))
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -128,9 +119,9 @@ def short_text(id_: int) -> str | None:
 def _unmix(x: int) -> int:
     """The inverse of `mix`."""
     x ^= (x >> 31) ^ (x >> 62)
-    x = x * pow(int(_SECOND), -1, 1 << 64) & _MASK
+    x = x * pow(int(SECOND), -1, 1 << 64) & _MASK
     x ^= (x >> 27) ^ (x >> 54)
-    x = x * pow(int(_FIRST), -1, 1 << 64) & _MASK
+    x = x * pow(int(FIRST), -1, 1 << 64) & _MASK
     return x ^ (x >> 30) ^ (x >> 60)
 
 

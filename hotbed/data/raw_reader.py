@@ -144,7 +144,7 @@ class RawReader:
         return column in self._labels or column in self._wanted
 
     def check_types(self, types: Mapping[str, pa.DataType], path: Path) -> None:
-        """Of a model that was trained on text: a FormatError for types that text can spell in several ways.
+        """For a model that was trained on text: a FormatError for types that text can spell in several ways.
 
         These are dates and times, and 2.0 or true as ids.
         """

@@ -61,7 +61,7 @@ class LabelThreshold(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LabelThreshold | None:
-        """None if the text is a value and not a condition: `>50K`."""
+        """The condition; None if the text is a value: `>50K`."""
         found = _THRESHOLD.fullmatch(text)
         return None if found is None else cls(found[1], found[2], float(found[3]))
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotbed.data.hash import mix
 from hotbed.errors import DataError
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import mix
 
 _FIRST_SLOTS = 1 << 10
 

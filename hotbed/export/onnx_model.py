@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.schema import Task
-from hotbed.errors import ConfigError, RunError
+from hotbed.errors import ConfigError, RunError, reason_of
 from hotbed.host.extras import how_to_install
 from hotbed.models import Model
 
@@ -77,7 +77,7 @@ def write_onnx(path: Path, model: Model, labels: Sequence[Task] = ()) -> list[st
                 dynamic_shapes=tuple({0: batch} for _ in example),
             )
     except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = reason_of(error.__cause__ or error)
         raise RunError(
             f"torch cannot write this model as ONNX for batches of any size: {reason}. --no-onnx exports rows and dense "
             "weights alone."

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from hotbed.errors import ConfigError, RemoteError
+from hotbed.errors import ConfigError, RemoteError, reason_of
 from hotbed.files.settings import timeout
 from hotbed.files.uri import DEFAULT_HOST, HADOOP, PLAIN_OPTIONS, SCHEMES, Uri, hide, options_of
 
@@ -48,7 +48,7 @@ def connect(uri: Uri) -> tuple[FileSystem, str]:
         if isinstance(error, RemoteError):
             raise
         hint = CREDENTIALS.get(uri.scheme, "")
-        raise RemoteError(f"{uri} cannot be opened: {hide(str(error).splitlines()[0])}. {hint}") from None
+        raise RemoteError(f"{uri} cannot be opened: {hide(reason_of(error))}. {hint}") from None
 
 
 def _s3(uri: Uri) -> FileSystem:

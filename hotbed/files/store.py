@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hotbed.errors import RemoteError
+from hotbed.errors import RemoteError, reason_of
 from hotbed.files.connect import CREDENTIALS, NO_SUCH_BUCKET, connect
 from hotbed.files.settings import PATIENCE_VARIABLE, patience, timeout
 from hotbed.files.uri import HADOOP, Uri, hide
@@ -65,7 +65,7 @@ class FileStat(NamedTuple):
 
 
 class ReplacedError(RemoteError):
-    """An object or a folder is not the one that was opened or listed any more."""
+    """An object or a folder is no longer the one that was opened or listed."""
 
 
 class Listed(NamedTuple):
@@ -202,7 +202,7 @@ class Store:
             except (RemoteError, FileNotFoundError):
                 raise
             except (OSError, ArrowException) as error:
-                said = hide(str(error).strip().splitlines()[0]) if str(error) else type(error).__name__
+                said = hide(reason_of(error))
                 self._refuse(doing, key, said)
                 if isinstance(error, ArrowInvalid):
                     raise RemoteError(f"{doing} {self._name(key)}: {said}") from None

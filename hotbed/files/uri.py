@@ -23,7 +23,7 @@ DEFAULT_HOST = "default"  # the one that Hadoop's settings name
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "az": "abfs"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)(.*)", re.DOTALL)
 _OPTION = r"\w+=(?:(?<=[?&]sig=)[^&?*]*|[^&/?*]*)"  # the signature of a token may have slashes
-_QUERY = re.compile(rf"\?({_OPTION}(?:&{_OPTION})*)$")  # a ? that is no wildcard
+_QUERY = re.compile(rf"\?({_OPTION}(?:&{_OPTION})*)$")  # a ? that is not a wildcard
 PLAIN_OPTIONS = (  # those that are not secret
     *("region", "endpoint_override", "scheme"),
     *("blob_storage_authority", "dfs_storage_authority", "enable_tls"),

@@ -370,7 +370,7 @@ def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: boo
 
 
 def _entry(known: dict[str, Any], name: str) -> Calibration | None:
-    """None: there is none, it is too old, or another version wrote it."""
+    """The stored measurement; None if there is none, it is too old, or another version wrote it."""
     with suppress(TypeError):
         entry = Calibration(**known.get(name, {}))
         return entry if time.time() - entry.measured_at < MOST_AGE else None

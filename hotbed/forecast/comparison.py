@@ -19,11 +19,11 @@ from hotbed.forecast.forecast import Forecast, make_forecast
 from hotbed.forecast.memory import WORKSPACE
 from hotbed.forecast.request import QUICK_LOOKUPS, ForecastRequest
 from hotbed.host.atomic import write_file
+from hotbed.report.memory import SHARES
 
 FILE = "forecast.json"
 MISSES = "misses.json"
 MISS_ENTRIES = 500_000  # that are tracked, 0.3 us each
-_SHARES = ("hit_rate", "lookup_hit_rate")
 
 
 class Pair(NamedTuple):
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
         """Truth minus forecast for shares, else the relative difference."""
         if self.forecast is None or self.truth is None:
             return None
-        if self.name in _SHARES:
+        if self.name in SHARES:
             return self.truth - self.forecast
         return self.truth / self.forecast - 1 if self.forecast else None
 

@@ -25,6 +25,7 @@ from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import AUTOMATIC, LookAhead, Replay
 from hotbed.forecast.trace import Trace, TraceSource
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import mixed
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -200,10 +201,8 @@ def _sizes(num_rows: float) -> Floats:
 
 def _hashed(keys: Ints) -> Floats:
     """0 to 1, the same for the same key."""
-    x = keys.astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    bits = mixed(keys.astype(np.uint64)) >> np.uint64(11)
+    return np.asarray(bits.astype(np.float64) / float(1 << 53))
 
 
 @njit(nogil=True, cache=True)

@@ -31,7 +31,8 @@ from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.store import tiered
 from hotbed.store.ssd.format import RECORD_HEAD
-from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes, with_some_to_spare
+from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of, staged_row_bytes
+from hotbed.tables.sizing.enough import with_some_to_spare
 from hotbed.tables.sizing.fit import BatchSample, model_problems, sizes_of, table_problems, too_small
 from hotbed.train.build import model_of
 from hotbed.train.build_ranks import rank_problems
@@ -91,6 +92,7 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     config, dataset = request.config, request.dataset
     _check_rows(config, dataset)
     device = pick_device(config.train.device)
+    cuda = device.type == "cuda"
     problems = rank_problems(config, World(0, request.world))
     rooms: list[Room] = []
     try:
@@ -107,57 +109,65 @@ def make_forecast(request: ForecastRequest) -> Forecast:
     problems += model_problems(model, device)
     traffic, notes = None, []
     num_slots = room.num_slots if room is not None else None
-    if num_slots is not None and room is not None:
-        small = _too_small(request, rooms) + _too_much_to_move(request, rooms, device.type == "cuda")
+    if num_slots is not None:
+        small = _too_small(request, rooms) + _too_much_to_move(request, rooms, cuda)
         problems += small
         if not small:
-            cuda = device.type == "cuda"
             traffic = add_traffic([_traffic(request, number, one, cuda) for number, one in enumerate(rooms)])
             notes += _notes(traffic, request)
     shape = _shape(request, is_needed=num_slots is not None)
-    parts = _parts(request, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
+    model_bytes = memory.model_bytes(model)
+    parts = _parts(request, room, traffic, shape, model_bytes, cuda)
     replicas = replicas_of(request, rooms)
     parts[1:1], notes, problems = replicas.parts, notes + replicas.notes, problems + replicas.problems
-    problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
+    problems += ssd_problems(request.sketch, room, config.tables.ssd)
     known = None if problems else _calibration(request)
-    wires = None
-    if request.world > 1:
-        cluster = request.links.cluster(request.world)
-        weights = sum(one.numel() for one in model.parameters())
-        wired = WireJob(cluster, request.links.fabric, 0.0 if known is None else known.step, weights)
-        wires = wires_of(request.frequencies, shape, request.sketch, wired, config)
-        notes.append(f"network: {request.links.about}")
-        if config.parallel.mode != "sharded":
-            notes.append(f"network: bytes and times are those of parallel.mode=sharded, not of {config.parallel.mode}")
+    wires = _wires(request, shape, known, sum(one.numel() for one in model.parameters()), notes)
     speed = None
     if known is not None:
-        job = _job(request, traffic, num_slots, shape, wires, device.type == "cuda")
-        if config.tables.ssd and traffic is not None:
-            try:
-                job = job._replace(ssd_speed=ssd_speed(config.tables.ssd, request.sketch.amounts.record))
-            except StoreError as error:
-                notes.append(f"speed: without the ssd, since {error}")
+        job = _with_ssd(request, _job(request, traffic, num_slots, shape, wires, cuda), traffic, notes)
         speed = speed_of(known, traffic, job)
-        parts += _measured_parts(known, request, shape, memory.model_bytes(model))
-    setting = {
+        parts += _measured_parts(known, request, shape, model_bytes)
+    record, problems = request.sketch.amounts.record, list(dict.fromkeys(problems))
+    return Forecast(_setting(request, device, num_slots), parts, traffic, record, wires, speed, known, problems, notes)
+
+
+def _wires(
+    request: ForecastRequest, shape: BatchShape, known: Calibration | None, num_weights: int, notes: list[str]
+) -> Wires | None:
+    """What a rank sends in a step; None for a single process."""
+    if request.world == 1:
+        return None
+    mode = request.config.parallel.mode
+    notes.append(f"network: {request.links.about}")
+    if mode != "sharded":
+        notes.append(f"network: bytes and times are those of parallel.mode=sharded, not of {mode}")
+    seconds = 0.0 if known is None else known.step
+    job = WireJob(request.links.cluster(request.world), request.links.fabric, seconds, num_weights)
+    return wires_of(request.frequencies, shape, request.sketch, job, request.config)
+
+
+def _with_ssd(request: ForecastRequest, job: StepJob, traffic: RowTraffic | None, notes: list[str]) -> StepJob:
+    """The same job with the speed of the ssd, where rows come from one."""
+    ssd = request.config.tables.ssd
+    if ssd and traffic is not None:
+        try:
+            return job._replace(ssd_speed=ssd_speed(ssd, request.sketch.amounts.record))
+        except StoreError as error:
+            notes.append(f"speed: without the ssd, since {error}")
+    return job
+
+
+def _setting(request: ForecastRequest, device: torch.device, num_slots: int | None) -> dict[str, Any]:
+    config, amounts = request.config, request.sketch.amounts
+    tables = config.tables
+    return {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
-        "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
-        "device": str(device), "world": request.world, "rows": request.sketch.amounts.rows * request.world,
-        "slots": num_slots, "record_bytes": request.sketch.amounts.record, "hbm": config.tables.hbm,
-        "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
-        "staging": config.tables.staging,
+        "batch_size": config.data.batch_size, "optimizer": tables.optimizer, "policy": tables.policy,
+        "device": str(device), "world": request.world, "rows": amounts.rows * request.world, "slots": num_slots,
+        "record_bytes": amounts.record, "hbm": tables.hbm, "cache": tables.cache, "memory": tables.memory,
+        "ssd": tables.ssd, "staging": tables.staging,
     }  # fmt: skip
-    return Forecast(
-        setting,
-        parts,
-        traffic,
-        request.sketch.amounts.record,
-        wires,
-        speed,
-        known,
-        list(dict.fromkeys(problems)),
-        notes,
-    )
 
 
 def _check_rows(config: RunConfig, dataset: Dataset) -> None:

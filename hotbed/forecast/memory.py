@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import nn
 
 from hotbed.cache import MOST_BATCHES, bounded_cells, look_ahead_for
-from hotbed.cache.cache import CELL_BYTES, STAMP_BYTES, STATE_BYTES
+from hotbed.cache.index import CELL_BYTES, STAMP_BYTES, STATE_BYTES
 from hotbed.forecast.replay import LookAhead
 from hotbed.ops.inputs import bucket
 from hotbed.ops.move.compiled_transfer import rows_of_piece

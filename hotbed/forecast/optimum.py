@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hotbed.errors import BudgetError
 from hotbed.forecast.trace import Trace
 from hotbed.host.jit import njit
-from hotbed.tables.sizing.budget import share_of, with_some_to_spare
+from hotbed.tables.sizing.enough import share_of, with_some_to_spare
 
 _NONE = -1
 

@@ -6,8 +6,8 @@ hashed or swept: state is read slot by slot in order. Slots in use are the first
 Shapes: E entries of the trace, D distinct rows, S slots, M misses of a window.
 
 `IndexSize`: how large the index of a cache grows on a CPU, where rows in slots and rows of batches ahead each have a cell. It
-follows `Cache.make_room`: which cells are live, which of them the cache has counted, and when the table grows. Its size at the
-end is that of the cache.
+follows `CacheIndex.make_room`: which cells are live, which of them the cache has counted, and when the table grows. Its
+final size is that of the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.cache.cache import CELLS_PER_SLOT, FULL, GROWTH
+from hotbed.cache.index import CELLS_PER_SLOT, FULL, GROWTH
 from hotbed.host.jit import njit
 from hotbed.ops.index import UNIT, WAYS, ScoreFunction
 from hotbed.ops.index.victims import aged, compiled_score, used_again

@@ -25,7 +25,7 @@ class ReplicaForecast(NamedTuple):
 
 
 def replicas_of(request: ForecastRequest, rooms: Sequence[Room]) -> ReplicaForecast:
-    """Of all groups together; nothing where rows are sharded, or nothing is known of the rooms."""
+    """The replicas of all groups together; none where rows are sharded, or where nothing is known of the rooms."""
     mode = request.config.parallel.mode
     if request.world == 1 or mode == "sharded" or not rooms:
         return ReplicaForecast([], [], [])

@@ -52,7 +52,7 @@ class ForecastRequest:
         ]
 
     def _shard(self, rows: Iterable[int]) -> Shard:
-        """What that rank has of tables with so many rows."""
+        """What that rank has of tables with these numbers of rows."""
         if self.world == 1:
             return WHOLE
         rank, owners = self._places
@@ -60,7 +60,7 @@ class ForecastRequest:
 
     @cached_property
     def shard(self) -> Shard:
-        """Of the rank with most bytes, over the keys of the simulated batches."""
+        """The shard of the rank with the most bytes, over the keys of the simulated batches."""
         ends = [0, *self.given.ends]
         return self._shard(end - start for start, end in pairwise(ends))
 
@@ -109,7 +109,7 @@ class ForecastRequest:
 
     @property
     def frequencies(self) -> list[Frequencies]:
-        """Of every table."""
+        """How often the ids of each table occur."""
         if "frequencies" not in self.shared:
             self.shared["frequencies"] = read_frequencies(self.dataset)
         found: list[Frequencies] = self.shared["frequencies"]

@@ -58,7 +58,7 @@ event.register("numba:compile", _clock)
 
 
 def compile_seconds() -> float:
-    """In which this process has compiled so far."""
+    """Seconds that this process has spent compiling so far."""
     return _clock.seconds()
 
 

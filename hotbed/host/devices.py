@@ -83,7 +83,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def with_spare(num_rows: int, most: int | None) -> int:
-    """Rows of a buffer that has to hold so many: a quarter more, so that it seldom grows, up to `most`."""
+    """Rows of a buffer that has to hold this many: a quarter more, so that it seldom grows, up to `most`."""
     assert most is None or num_rows <= most, f"{num_rows} rows are on their way, and {most} are allowed"
     spare = num_rows + num_rows // 4
     return spare if most is None else min(spare, most)

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, reason_of
 
 
 def how_to_install(extra: str) -> str:
@@ -43,6 +43,6 @@ def connect_ray() -> Any:
         except (ConnectionError, RuntimeError, ValueError) as error:
             address = os.environ.get("RAY_ADDRESS", "a new cluster on this machine")
             raise ConfigError(
-                f"Ray at {address} cannot be reached: {str(error).splitlines()[0]}. `ray status` shows whether it runs."
+                f"Ray at {address} cannot be reached: {reason_of(error)}. `ray status` shows whether it runs."
             ) from error
     return ray

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _PendingInterrupt:
-    """Of the process."""
+    """A pending interrupt of the process."""
 
     handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # which runs later
     open = False

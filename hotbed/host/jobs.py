@@ -168,7 +168,7 @@ def next_own(pool: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def settle(pool: Any) -> bool:
-    """Close the job; True when no thread is at a chunk of it any more, False after a second."""
+    """Close the job; True once no thread works on a chunk of it, False after a second."""
     word = load_acquire(pool + 8 * NEXT)
     while (word & 0xFFFFFFFF) != CLOSED:  # ends: the word changes only when a chunk is taken
         if compare_swap(pool + 8 * NEXT, word, word | CLOSED):

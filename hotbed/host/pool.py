@@ -137,7 +137,7 @@ class Pool:
     def _check_workers(self) -> None:
         for worker in self._workers:
             if worker.error is not None:
-                raise HotbedError(f"a thread of {self._name} has ended; start the process again") from worker.error
+                raise HotbedError(f"a thread of {self._name} has ended; restart the process") from worker.error
 
     def ready(self, num_workers: int | None = None) -> int:
         """Have the workers there; the address of the pool, for compiled code that runs jobs itself, one at a time."""
@@ -180,7 +180,7 @@ def shared(name: str, num_workers: int | None = None, **how: int) -> Pool:
 
 
 def num_threads() -> int:
-    """As many threads as torch uses (`torch.set_num_threads`)."""
+    """The number of threads that torch uses (`torch.set_num_threads`)."""
     return torch.get_num_threads()
 
 

@@ -52,7 +52,7 @@ class Machine(NamedTuple):
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """That this process may use, by NUMA node."""
+        """The cores that this process may use, by NUMA node."""
         return tuple(core for node in self.nodes for core in node.cores)
 
 
@@ -184,7 +184,10 @@ def bind_process(place: RankPlace) -> str:
 
 
 def _prefer_memory(node: int) -> str:
-    """Of this thread and the threads that it starts. Containers may refuse it: pages then come from where they are used."""
+    """Set the memory policy of this thread and of those it starts; returns why not.
+
+    Containers may refuse it: pages then come from where they are used.
+    """
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"no memory policy is known for {platform.machine()}; pages come from where they are first used"

@@ -11,7 +11,8 @@ import numpy as np
 
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
-from hotbed.ids.cells import GONE, STEP, hash_of, mix
+from hotbed.host.splitmix import GOLDEN, mix
+from hotbed.ids.cells import GONE, hash_of
 from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
 
 UNKNOWN_FROM = -3
@@ -62,11 +63,11 @@ def number_unknown(
 @njit(nogil=True, cache=True)
 def admit_by_chance(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int, admitted: Any) -> None:
     """Admit each id with the chance of its table for each of its occurrences: 64 bits of (seed, table, id, batch)."""
-    base = mix(np.uint64(seed) + np.uint64(batch) * STEP)
+    base = mix(np.uint64(seed) + np.uint64(batch) * GOLDEN)
     for e in range(ids.shape[0]):
         start = mix(hash_of(tables[e], ids[e]) ^ base)
         for occurrence in range(counts[e]):
-            bits = mix(start + np.uint64(occurrence) * STEP)
+            bits = mix(start + np.uint64(occurrence) * GOLDEN)
             if bits < chance[tables[e]] or chance[tables[e]] == np.uint64(0xFFFFFFFFFFFFFFFF):
                 admitted[e] = True
                 break

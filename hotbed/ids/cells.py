@@ -21,6 +21,7 @@ import numpy as np
 from hotbed.errors import HotbedError
 from hotbed.host.intrinsics import trailing_zeros
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN, mix
 
 CELLS = 12
 SHARD_BITS = 6
@@ -35,23 +36,12 @@ _LOW_BITS = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _HIGH_BITS_4 = np.uint64(0x80808080)
 _HALF = np.uint64(0xFFFFFFFF)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-STEP = np.uint64(0x9E3779B97F4A7C15)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def mix(x: Any) -> Any:
-    """A bijection of 64-bit words that spreads every input bit over all output bits (splitmix64's finaliser)."""
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
-    return x ^ (x >> np.uint64(31))
 
 
 @njit(nogil=True, cache=True, inline="always")
 def hash_of(table: Any, id_: Any) -> Any:
     """64 bits of (table, id): a bijection of the ids of one table."""
-    return mix(np.uint64(id_) ^ ((np.uint64(table) + ONE) * STEP))
+    return mix(np.uint64(id_) ^ ((np.uint64(table) + ONE) * GOLDEN))
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
-from hotbed.ids.cells import STEP, mix
+from hotbed.host.splitmix import GOLDEN, mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables
 
 _LINES = 4
@@ -118,7 +118,7 @@ def swap(array: Any, places: Any, values: Any, back: Any) -> None:
 
 @njit(nogil=True, cache=True, inline="always")
 def _cell(id_: Any, seed: Any, line: Any, width: Any) -> Any:
-    bits = mix(mix(np.uint64(id_) ^ seed) + np.uint64(line) * STEP)
+    bits = mix(mix(np.uint64(id_) ^ seed) + np.uint64(line) * GOLDEN)
     return np.int64(((bits >> np.uint64(32)) * np.uint64(width)) >> np.uint64(32))
 
 

@@ -34,6 +34,7 @@ from hotbed.host.intrinsics import (
 from hotbed.host.jit import njit
 from hotbed.host.jobs import begin, kernel_address, run
 from hotbed.host.pool import num_threads, shared
+from hotbed.host.splitmix import GOLDEN
 from hotbed.ids.cells import NUM_SHARDS
 from hotbed.ids.index import IdIndex, Ints, Tables
 from hotbed.ids.kernels import find
@@ -48,7 +49,6 @@ _MOST_WORKERS = 7
 _WATCH = 1500  # looks before a worker sleeps: about 0.1 ms
 _TRIES, _PAUSES = 4, 2000  # of a chunk that is looked for while the index changes; pauses in between
 _AHEAD = 48  # values between asking for one and reading it
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29 = np.uint64(29)
 _PIECES, _NUMBERS, _ROUGH, _DISTANCE, _IDS, _COUNTS, _FIRSTS, _TABLES = range(8)  # arguments of jobs over pieces
 _WANTED, _OF_TABLES, _NUM_WANTED, _ROWS, _BUCKETS, _NUM_BUCKETS, _OWNERS, _NUM_OWNERS, _SHARDS, _VERSION = range(10)
@@ -78,7 +78,7 @@ class KnownRows(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Of one batch, numbered; `rough` holds entries that are not yet together."""
+    """The pieces of one batch, numbered; `rough` holds entries that are not joined yet."""
 
     words: NDArray[np.int64]  # [C, 9]
     rough: NDArray[np.int64]  # [3, L]
@@ -179,7 +179,7 @@ def _number_piece(arguments: Any, chunk: Any, scratch: Any) -> None:
         )  # where columns are pages apart the processor does not prefetch; beyond the end it is void
         id_ = load64(values + step * i)
         word = np.uint64(id_)
-        cell: Any = np.int64(((word ^ (word >> _S29)) * _GOLDEN) >> shift)
+        cell: Any = np.int64(((word ^ (word >> _S29)) * GOLDEN) >> shift)
         number: Any = np.int64(load32(scratch + 4 * cell))
         while number >= 0 and load64(rough + 8 * number) != id_:  # ends: half of the cells are free
             cell = (cell + 1) & (size - 1)

@@ -157,7 +157,7 @@ class RuleArrays:
 
 
 def _seconds(span: str | int | None) -> int | None:
-    """None for what is not a time span."""
+    """Seconds of a time span; None if the text is not one."""
     if isinstance(span, str):
         match = _TIME.fullmatch(span.strip())
         span = int(match[1]) * _SECONDS[match[2]] if match else None
@@ -197,12 +197,12 @@ EXPIRE_FORMS = (
 
 
 def parse_admit(text: str) -> Admit | None:
-    """None for no text: every id gets a row at once."""
+    """The admission rule of a text; None for an empty one: every id gets a row at once."""
     return Admit(**_read(text, _ADMIT, ADMIT_FORMS)) if text else None
 
 
 def parse_expire(text: str) -> Expire | None:
-    """None for no text: rows stay."""
+    """The expiry rule of a text; None for an empty one: rows stay."""
     return Expire(**_read(text, _EXPIRE, EXPIRE_FORMS)) if text else None
 
 

@@ -74,7 +74,7 @@ class Model(nn.Module):
             of = f" and sequences of {', '.join(map(str, self.sequences.values()))}" if self.sequences else ""
             raise ShapeError(
                 f"{type(self).__name__} got vectors of shape {tuple(vectors.shape)}; with {self.num_features} features{of} "
-                f"and dim {self.dim} it reads [B, {self.num_columns}, {width}]."
+                f"and dim {self.dim} it expects [B, {self.num_columns}, {width}]."
             )
         if dense.shape != (vectors.shape[0], self.num_dense):
             raise ShapeError(

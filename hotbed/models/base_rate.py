@@ -4,7 +4,7 @@ A model that starts at probability 1/2 spends its first steps on finding out how
 short training ends with predictions many times too high. Any model has an output bias that is simply added to the logit; it
 is found by its gradient, which is 1 for every sample. A user's own model may have none.
 
-After training, `mean_shift` and `held_out_shift` move it again. A model has learned rows of train by heart in part, and is too
+After training, `mean_shift` and `held_out_shift` move it again. A model has memorized part of the rows of train, and is too
 sure of other rows: with a label of 0.2 % and many rare ids, their mean was up to 1.5 times the share.
 """
 
@@ -64,7 +64,7 @@ def mean_shift(logits: NDArray[np.floating[Any]], share: float) -> float:
 
 
 class Positives(NamedTuple):
-    """Of some rows of the log."""
+    """Positives among some rows of the log."""
 
     positives: float
     rows: float

@@ -87,7 +87,7 @@ def _a_little_more(count: int) -> int:
 
 
 class Recordings:
-    """Of one device, by name. They are replayed one at a time, so they share their memory."""
+    """The recordings of one device, by name. They are replayed one at a time, so they share their memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

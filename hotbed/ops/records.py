@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
     @property
     def used(self) -> int:
-        """How many columns are no padding."""
+        """How many columns are not padding."""
         return self.weight_columns + self.dim * len(self.element_states) + len(self.row_states)
 
     @property

@@ -32,12 +32,12 @@ class Shard(NamedTuple):
     by_column: bool = False
 
     def of_tables(self, tables: tuple[tuple[int, int], ...]) -> Shard:
-        """Of a group with these (rows, owner or SPREAD)."""
+        """The shard of a group with these (rows, owner or SPREAD)."""
         return self._replace(tables=tables if any(owner != SPREAD for _, owner in tables) else ())
 
     @property
     def num_slices(self) -> int:
-        """Of every row."""
+        """How many slices each row has."""
         return self.world if self.by_column else 1
 
     def columns_of(self, dim: int) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
         return self._room(num_keys, self.rank)
 
     def most_local(self, num_keys: int) -> int:
-        """That of the rank with most."""
+        """The number of rows of the rank with the most."""
         return (
             max(self._room(num_keys, rank) for rank in range(self.world)) if self.tables else self.num_local(num_keys)
         )
@@ -88,7 +88,7 @@ class Shard(NamedTuple):
         return torch.where(owner == SPREAD, hashed, owner)
 
     def owner_of_any(self, keys: Tensor, tables: Tensor | None) -> Tensor:
-        """Of keys, or, with the numbers of their tables, of dynamic ids."""
+        """The owners of keys or, with the numbers of their tables, of dynamic ids."""
         return self.owner_of(keys) if tables is None else self.owner_of_ids(tables, keys)
 
     def local_of(self, keys: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _turn(blocks: Tensor) -> Tensor:
 
 
 class _TablePlaces(NamedTuple):
-    """Of the tables of a group, int64 [T] each."""
+    """Where the tables of a group are, int64 [T] each."""
 
     base: Tensor  # the first key
     owner: Tensor

@@ -111,7 +111,7 @@ class ExchangeTimer:
 
     @property
     def found(self) -> ModeTime:
-        """Of a batch on this rank."""
+        """The times of a batch on this rank."""
         seconds = sum(statistics.median(times) for times in (self._lookups, self._updates) if times)
         return ModeTime(seconds, self._sent / max(1, len(self._lookups)))
 

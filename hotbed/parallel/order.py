@@ -68,7 +68,7 @@ class RankAction(NamedTuple):
 
     @property
     def update(self) -> RowUpdate:
-        """Of an action that updates rows."""
+        """The update of an action that updates rows."""
         return RowUpdate(self.number, struct.unpack("d", struct.pack("q", self.rate))[0])
 
     def __str__(self) -> str:

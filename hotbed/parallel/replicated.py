@@ -40,7 +40,7 @@ from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route, Union, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
-from hotbed.tables.sizing.budget import with_some_to_spare
+from hotbed.tables.sizing.enough import with_some_to_spare
 from hotbed.tables.transaction import Change
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def num_replicas(union: int, room: ReplicaRoom, per_replica: int, kept: bool) ->
 
 
 def refusal(room: ReplicaRoom, per_replica: int, union: int, needs: str) -> BudgetError:
-    """Of a union that does not fit."""
+    """The error for a union that does not fit."""
     assert room.num_bytes is not None, "every union fits where nothing is limited"
     name, enough = room.name, with_some_to_spare(union)
     amount = typed(room.budget * enough * per_replica / max(1, room.num_bytes))
@@ -131,11 +131,11 @@ class Replicas:
 
     @property
     def num_bytes(self) -> int:
-        """Of replicas and their index."""
+        """Bytes of replicas and their index."""
         return self.rows.nbytes + (0 if self._cache is None else self._cache.num_bytes)
 
     def refusal(self, num_rows: int, what: str = "a batch of all ranks") -> BudgetError:
-        """Of a union that does not fit."""
+        """The error for a union that does not fit."""
         tables = f"tables of dim {self._group.layout.dim} ({', '.join(self._group.members)})"
         return refusal(self._room, self.row_bytes, num_rows, f"{what} needs {num_rows:,} rows of {tables} at once")
 
@@ -211,7 +211,7 @@ class ReplicatedFront:
         return self._replicas.most
 
     def refusal(self, num_rows: int, what: str) -> BudgetError:
-        """Of batches that need `num_rows` rows at once."""
+        """The error for batches that need `num_rows` rows at once."""
         return self._replicas.refusal(num_rows, what)
 
     def checked(self, route: Route) -> Route:

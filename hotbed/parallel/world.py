@@ -185,7 +185,7 @@ class Heartbeat:
                 continue
             where = f"in the stage {sign.stage!r} for {sign.now - sign.since:.0f} s"
             if rank != self.rank and sign == before.get(rank):
-                said.append(f"rank {rank} gives no sign of life any more, it was last {where}")
+                said.append(f"rank {rank} no longer gives a sign of life: it was last {where}")
             elif (sign.stages, sign.batches) < ahead:
                 said.append(f"rank {rank} is behind, {where}, with {sign.batches} batches read of {ahead[1]}")
         return "; ".join(said) or "no rank is behind the others"
@@ -217,7 +217,7 @@ class Heartbeat:
     def _time_out(self) -> None:
         who = self.diagnosis(_WATCHED)
         text = (
-            f"no answer for {self.timeout:g} s in the stage {self._stage!r}: {who}. All ranks stop. If that was only slow, "
+            f"no answer for {self.timeout:g} s in the stage {self._stage!r}: {who}. All ranks stop. If it was only slow, "
             "raise parallel.timeout."
         )
         first = self.fail(text)

@@ -47,7 +47,7 @@ class PlannerChoice:
 
     @property
     def planners(self) -> list[Planner]:
-        """All that are in use."""
+        """All planners in use."""
         return [self._eager, *self._recorded]
 
     def choose(self, batch: Any, named: Ids) -> Candidate:

@@ -10,9 +10,10 @@ from functools import partial
 
 from hotbed.ops.lookups import Ticket
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.pipeline.transfer_thread import Fetches, KeysAhead, TransferThread, Wait
+from hotbed.pipeline.transfer_thread import KeysAhead, TransferThread, Wait
 from hotbed.store.memory_tier import Ints
 from hotbed.tables.group.cached import CachedRows
+from hotbed.tables.group.fetch import Fetch
 from hotbed.tables.inputs import flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
@@ -24,15 +25,15 @@ class DirectTransfer:
     waits = holds_memory = False
     is_staged = True
 
-    def __init__(self, fetches: Fetches) -> None:
+    def __init__(self, fetches: list[Fetch]) -> None:
         self._fetches = fetches
 
     def wait(self) -> None:
         """There is nothing to wait for."""
 
     def exchange(self) -> None:
-        for group, fetch in self._fetches:
-            group.exchange(fetch)
+        for fetch in self._fetches:
+            fetch.exchange()
 
 
 def _same(keys: Ints, wait: Wait) -> Ints:
@@ -57,7 +58,7 @@ class EagerPlanner:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the transfers; nothing is moved any more."""
+        """What ended the transfers; no rows are moved from then on."""
         return self.thread.error
 
     def start(self) -> None:
@@ -118,7 +119,7 @@ class EagerPlanner:
         fetches, placed = [], []
         for g, (group, decision) in enumerate(zip(self._groups, window.decisions)):
             fetch, lookups = group.finish([batch.place[g] for batch in window.batches], decision, ticket)
-            fetches.append((group, fetch))
+            fetches.append(fetch)
             placed.append(lookups)
         if all(group.is_direct for group in self._groups):
             return PlannedWindow(DirectTransfer(fetches), placed, [])
@@ -128,4 +129,4 @@ class EagerPlanner:
         self.thread.drain()
 
     def forget(self) -> None:
-        """What is known is the cache's."""
+        """Nothing: only the cache knows of the batches."""

@@ -57,7 +57,7 @@ class BatchEncoding(Protocol):
         """The batch as the tables see it, and its descriptions."""
 
     def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
-        """Of a batch that was planned, in group g."""
+        """The lookups of a planned batch in group g."""
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         """Raise for a bad id; waits for the device."""

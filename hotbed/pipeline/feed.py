@@ -208,7 +208,7 @@ class Feed:
             planner.abandon()
 
     def pause(self, *, drop: bool) -> None:
-        """Carry out what was decided, so that slots are as the index says, and promise nothing any more."""
+        """Carry out what was decided, so that slots are as the index says, and revoke all tickets."""
         self._paused = True
         if self._open is not None:
             self._decide(take_along=False)
@@ -418,7 +418,7 @@ class Feed:
     @property
     def _is_full(self) -> bool:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
-        return any(cache.is_full for cache in self._caches)
+        return any(cache.index.is_full for cache in self._caches)
 
     def _settle_with_ranks(self, batches: Iterator[Any]) -> Iterator[RoutedBatch]:
         """Batches that the ranks have settled together."""
@@ -472,7 +472,7 @@ class Feed:
         batch.planner.reserve(self._look_ahead)
 
     def _next_batches(self, planner: Planner) -> list[KnownBatch]:
-        """Those of the next window: of one planner, and no more than every group can hold. They wait until they are planned."""
+        """The batches of the next window: of one planner, and no more than every group can hold. They stay pending."""
         most: list[KnownBatch] = []
         for waiting in self._waiting:
             if len(most) == (self._given_window or MOST_BATCHES) or waiting.planner is not planner:

@@ -68,7 +68,7 @@ class IdReader:
         self._distinct = DistinctIds("hotbed-ids-ahead")
 
     def read(self, batch: Any, moved: Any) -> BatchAhead | None:
-        """Of a batch, as the loader gave it and on the device; None for one that must go launch by launch."""
+        """Read the ids of a batch, as the loader gave it and on the device; None if it must be planned launch by launch."""
         try:
             given, named = self._find_ids(batch), self._find_ids(moved)
             parts = parts_of(self._features, *self._on_host(given), _HOST)

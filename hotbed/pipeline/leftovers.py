@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class Leftover(NamedTuple):
-    """Of an iterator that was left early: what was read of it and not trained, and what comes then."""
+    """What is left of an iterator that was left early: batches read and not trained, and what comes after them."""
 
     batches: deque[Any]
     error: BaseException | None

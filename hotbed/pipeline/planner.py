@@ -80,7 +80,7 @@ class Transfer(Protocol):
 
 
 class Planner(Protocol):
-    """Of one feed. Methods that change an index are part of a change."""
+    """Plans the windows of one feed. Methods that change an index are part of a change."""
 
     @property
     def takes_along(self) -> bool:

@@ -162,7 +162,7 @@ class Reader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is read any more."""
+        """Whether reading has ended."""
         return self._finished or not self._launched
 
     def abandon(self) -> None:
@@ -272,7 +272,7 @@ class Reader:
         self._drew_late |= self._num_read > 0
 
     def _hold(self) -> bool:
-        """Wait until the batch is wanted; False when none is any more."""
+        """Wait until the batch is wanted; False if the reader was closed."""
         while self._wanted < self._num_read:
             if self._stopped:
                 return False

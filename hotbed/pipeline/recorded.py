@@ -20,7 +20,7 @@ from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWi
 from hotbed.pipeline.transfer_thread import KeysAhead, TransferThread, WindowSlots
 from hotbed.store.tier_windows import TierWindows
 from hotbed.tables.descriptions import capacity_for
-from hotbed.tables.group.cached import CachedRows, Fetch
+from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 
@@ -156,7 +156,7 @@ class RecordedPlanner:
         return self.encoding.is_checked_late
 
     def holds(self, need: Sequence[Capacity]) -> bool:
-        """Whether there is room for so much."""
+        """Whether there is room for this much."""
         return all(map(Capacity.holds, self.capacities, need))
 
     def serves(self, tables: EmbeddingTables) -> bool:
@@ -195,7 +195,7 @@ class RecordedPlanner:
 
     def reserve(self, look_ahead: int) -> None:
         for group, recorded in zip(self._groups, self._recorded_caches):
-            if group.cache.bounded:
+            if group.cache.index.bounded:
                 continue  # it has its room
             ahead = look_ahead * recorded.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(CELLS_FACTOR * (group.num_slots + CELLS_PER_KEY * ahead)))
@@ -235,8 +235,8 @@ class RecordedPlanner:
                 numbers = [window.number for window in windows]
                 slots = self.thread, self.thread.find_slots([*zip(self._tier_windows, numbers)], windows[0].num_batches)
             return RecordedTransfer(self._groups, self._transfers, windows, slots)
-        fetches = [Fetch(window.plan, window.num_batches, window.num_lookups) for window in windows]
-        return self.thread.transfer(list(zip(self._groups, fetches)))
+        fetches = [group.fetch(*window[1:]) for group, window in zip(self._groups, windows)]
+        return self.thread.transfer(fetches)
 
     def _foresee(self, numbers: Sequence[int]) -> None:
         """Let rows of batches that have just arrived be brought to memory."""

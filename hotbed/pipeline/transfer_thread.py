@@ -1,9 +1,8 @@
 """Moving rows: a thread that reads them from any store and writes them back, strictly in the order of the requests.
 
-Over an ssd it also brings the rows of batches ahead to memory, while nothing else is to be done or the device has not said
-yet what is; and where compiled code moves
-the rows of windows, it finds their slots in memory first (store/tier_windows.py). It does nothing unasked before
-the first request, and between `drain` and the next one.
+Over an ssd it also brings the rows of batches ahead to memory, while it has nothing else to do or waits for the device to write
+what is needed; and where compiled code moves the rows of windows, it finds their slots in memory first
+(store/tier_windows.py). It does nothing unasked before the first request, and between `drain` and the next one.
 
 A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
 policy that looks ahead does not let such a row go.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +24,10 @@ from hotbed.ops.streams import after, check_device, give_stream, mark, take_stre
 from hotbed.store.memory_tier import Ints
 from hotbed.store.tier_windows import StoppedError, TierWindows, wait_for
 from hotbed.store.tiered import TieredStore
-from hotbed.tables.group.cached import CachedRows, Fetch
+from hotbed.tables.group.fetch import Fetch
 from hotbed.telemetry.spans import span
 
 _PATIENCE = 5.0  # seconds
-Fetches = list[tuple[CachedRows, Fetch]]
 Wait = Callable[[Ints, int], None]
 
 
@@ -57,7 +56,7 @@ class WindowSlots:
 class WindowRows:
     """The rows of one window."""
 
-    def __init__(self, number: int, fetches: Fetches) -> None:
+    def __init__(self, number: int, fetches: list[Fetch]) -> None:
         self.number = number
         self.fetches = fetches
         self.staged = Latch()  # all rows are on their way to the device
@@ -84,8 +83,8 @@ class ThreadedTransfer:
 
     def exchange(self) -> None:
         after(self._device, self._move.mark)
-        for group, fetch in self._move.fetches:
-            group.exchange(fetch)
+        for fetch in self._move.fetches:
+            fetch.exchange()
         self._thread.write(self._move)
 
 
@@ -95,12 +94,9 @@ class TransferThread:
     def __init__(self, device: torch.device, stores: Sequence[TieredStore] = ()) -> None:
         self._device = device
         self._stores = stores  # that rows ahead are brought to memory of
-        self._tasks: queue.SimpleQueue[tuple[str, WindowRows] | WindowSlots | list[KeysAhead] | Latch | None] = (
-            queue.SimpleQueue()
-        )
-        self._is_idle = (
-            True  # until the first request, and since the last `drain`: another feed's thread may be at work
-        )
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # until the first request, and since the last `drain`: another feed's thread may be at work
+        self._is_idle = True
         self._stops = False  # nobody waits any more
         self._late: list[WindowRows] = []
         self._num_windows = 0
@@ -110,34 +106,34 @@ class TransferThread:
     def start(self) -> None:
         self._thread.start()
 
-    def transfer(self, fetches: Fetches) -> ThreadedTransfer:
+    def transfer(self, fetches: list[Fetch]) -> ThreadedTransfer:
         """Begin to move the rows of the next window."""
         return ThreadedTransfer(self, self.read(fetches), self._device)
 
-    def read(self, fetches: Fetches) -> WindowRows:
+    def read(self, fetches: list[Fetch]) -> WindowRows:
         """Bring the rows of the next window to the device."""
         move = WindowRows(self._num_windows, fetches)
         self._num_windows += 1
-        self._tasks.put(("read", move))
+        self._tasks.put(partial(self._read, move))
         return move
 
     def write(self, move: WindowRows) -> None:
         """Write the window's victims to the store; their copies to the host are under way."""
-        self._tasks.put(("write", move))
+        self._tasks.put(partial(self._write, move))
 
     def find_slots(self, windows: Sequence[tuple[TierWindows, int]], num_batches: int) -> WindowSlots:
         """Have slots in memory for the rows of the next window, of each group."""
         slots = WindowSlots(windows, num_batches)
-        self._tasks.put(slots)
+        self._tasks.put(partial(self._find_slots, slots))
         return slots
 
     def foresee(self, keys: list[KeysAhead]) -> None:
         """Rows of batches ahead are wanted in memory."""
-        self._tasks.put(keys)
+        self._tasks.put(partial(self._foresee, keys))
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong; nothing is done any more."""
+        """What went wrong; no request is served from then on."""
         return self._thread.error
 
     def wait(self, move: WindowRows) -> None:
@@ -151,7 +147,7 @@ class TransferThread:
     def drain(self) -> None:
         """Wait until every request is done; raises what went wrong."""
         done = Latch()
-        self._tasks.put(done)
+        self._tasks.put(partial(self._rest, done))
         self._wait(done)
 
     def _wait(self, latch: Latch) -> None:
@@ -182,22 +178,15 @@ class TransferThread:
 
     def _serve(self) -> None:
         while (task := self._next_task()) is not None:
-            self._is_idle = isinstance(task, Latch)
-            if isinstance(task, Latch):
-                task.set()
-            elif isinstance(task, WindowSlots):
-                self._work_until(task.is_listed)
-                self._find_slots(task)
-            elif isinstance(task, list):
-                for keys in task:
-                    self._work_until(keys.is_known)
-                    keys.store.foresee(keys.find(self._wait_for), keys.distance)
-            else:
-                kind, move = task
-                with span(f"{kind} rows of window {move.number}"):
-                    (self._read if kind == "read" else self._write)(move)
+            self._is_idle = False
+            task()
 
-    def _next_task(self) -> Any:
+    def _rest(self, done: Latch) -> None:
+        """Every request so far is done."""
+        self._is_idle = True
+        done.set()
+
+    def _next_task(self) -> Callable[[], None] | None:
         """The next request. Until there is one, rows of batches ahead are brought to memory, a piece at a time."""
         while not self._is_idle and self._tasks.empty() and any(store.work_ahead() for store in self._stores):
             continue  # ends: with a request, or when all is there
@@ -208,7 +197,13 @@ class TransferThread:
         while not is_known() and not self._stops and any(store.work_ahead() for store in self._stores):
             continue  # ends: when it is known, or all is there
 
+    def _foresee(self, ahead: list[KeysAhead]) -> None:
+        for keys in ahead:
+            self._work_until(keys.is_known)
+            keys.store.foresee(keys.find(self._wait_for), keys.distance)
+
     def _find_slots(self, slots: WindowSlots) -> None:
+        self._work_until(slots.is_listed)
         for windows, number in slots.windows:
             with span(f"find rows of window {number}"):
                 windows.prepare(number, slots.num_batches, self._wait_for)
@@ -223,22 +218,26 @@ class TransferThread:
         return self._stops
 
     def _read(self, move: WindowRows) -> None:
-        for group, fetch in move.fetches:
-            group.read(fetch)
-        self._late.append(move)
-        if not any(fetch.num_late for _, fetch in move.fetches):
-            self._stage(move)
+        with span(f"read rows of window {move.number}"):
+            for fetch in move.fetches:
+                fetch.read()
+            self._late.append(move)
+            if not any(fetch.num_late for fetch in move.fetches):
+                self._stage(move)
 
     def _write(self, move: WindowRows) -> None:
-        with torch.cuda.stream(self._outward):
-            for group, fetch in move.fetches:
-                group.write(fetch)
-        for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
-            self._stage(each)
+        with span(f"write rows of window {move.number}"):
+            with torch.cuda.stream(self._outward):
+                for fetch in move.fetches:
+                    fetch.write()
+            for each in [
+                late for late in self._late if late.number <= move.number + 1
+            ]:  # all they waited for is written
+                self._stage(each)
 
     def _stage(self, move: WindowRows) -> None:
-        for group, fetch in move.fetches:
-            group.read_late(fetch)
+        for fetch in move.fetches:
+            fetch.read_late()
         move.mark = mark(self._device)
         self._late.remove(move)
         move.staged.set()

@@ -41,7 +41,7 @@ class _Memory(NamedTuple):
 
 
 class ReadContents:
-    """Of the batches of one reader that are not handed out; the same object may be among them several times."""
+    """The contents of one reader's batches that are not handed out yet; the same object may occur several times."""
 
     def __init__(self) -> None:
         self._parts: dict[int, deque[tuple[Any, list[_Part]]]] = {}

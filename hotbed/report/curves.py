@@ -168,7 +168,7 @@ def _cumulative(skew: Skew) -> list[tuple[float, float]]:
 
 
 def breakdowns(run: RunRecord) -> list[str]:
-    """Of the split that the page begins with; nothing where nothing was asked for."""
+    """Breakdowns of the split that the page begins with; empty if none were requested."""
     split = headline_split(run)
     more = mapping(run.more.get(split))
     found = []

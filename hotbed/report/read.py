@@ -117,7 +117,7 @@ class RunRecord:
         default_factory=dict
     )  # by split; from the last eval lines when there is no summary
     more: dict[str, Any] = field(default_factory=dict)  # by split: grouped AUC, metrics by slice and of further tasks
-    label_notes: tuple[str, ...] = ()  # in which way labels were not counted as they are in the log
+    label_notes: tuple[str, ...] = ()  # how the counting of labels differs from the log
     best_auc: dict[str, float] = field(default_factory=dict)
     calibration: tuple[CalibrationPoint, ...] = ()
     splits: tuple[SplitSize, ...] = ()

@@ -59,8 +59,8 @@ class DataConfig:
         "criteo-like", "dataset directory, or criteo-like, criteo-like:ROWS, adult", form=(r"\S.*", "a name")
     )
     batch_size: int = setting(4096, "samples per training step, of all ranks together", least=1)
-    eval_batch_size: int = setting(0, "samples per evaluation step, of all ranks; 0 takes data.batch_size", least=0)
-    shuffle: bool = setting(True, "a new order of the train split every epoch, from the seed")
+    eval_batch_size: int = setting(0, "samples per evaluation step, of all ranks; 0: data.batch_size", least=0)
+    shuffle: bool = setting(True, "shuffle the train split anew every epoch, by the seed")
     threads: int = setting(
         0, "reader threads; 0: half of the cores, 2 to 8; no effect on the result", least=0, most=256
     )
@@ -95,29 +95,31 @@ class TablesConfig:
         "row optimizer, fused into the backward pass",
         one_of=tuple(ROW_RATES),
     )
-    lr: float = setting(0.0, "learning rate of the rows; 0 takes the usual one of the optimizer", least=0)
+    lr: float = setting(0.0, "learning rate of the rows; 0: the optimizer's default", least=0)
     l2: float = setting(0.0, "adds l2 * w to the gradient of a row", least=0)
-    weight_decay: float = setting(0.0, "shrinks rows by lr * weight_decay, apart from the gradient", least=0)
+    weight_decay: float = setting(0.0, "shrinks rows by lr * weight_decay, decoupled from the gradient", least=0)
     decay_scope: str = setting(
         "touched",
-        "rows that decay: those of the batch, or the whole table every step (slow)",
+        "which rows decay: those of the batch (touched), or all rows at every step (table, slow)",
         one_of=("touched", "table"),
     )
-    clip_norm: float = setting(0.0, "longest gradient of one row; 0 is off", least=0)
+    clip_norm: float = setting(0.0, "clips the gradient of each row to this norm; 0: off", least=0)
     init: str = setting(
         "normal(0.01)",
         "initial value of a row: normal(std), uniform(bound) or constant(value)",
         form=(INIT, "normal(std), uniform(bound) or constant(value)"),
     )
-    pooling: str = setting("mean", "joins the ids of a multi-valued feature", one_of=("sum", "mean"))
-    cache: float = setting(0.0, "share of the rows on the device, the rest in host memory; 0 is off", least=0, most=1)
+    pooling: str = setting("mean", "how the ids of a multi-valued feature are combined", one_of=("sum", "mean"))
+    cache: float = setting(
+        0.0, "share of the rows on the device; the rest is in host memory; 0: no cache", least=0, most=1
+    )
     hbm: str = setting("", "device memory for rows and their index, e.g. 2GiB, instead of a share", amount=True)
-    memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
-    ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
+    memory: str = setting("", "maximum host memory for the rows behind the cache, e.g. 64GiB", amount=True)
+    ssd: str = setting("", "folder and size limit for rows that do not fit in memory, e.g. /fast/rows:500GiB")
     staging: str = setting(
         "",
-        "most host memory for rows on their way to the cache and back, e.g. 256MiB; CUDA takes as much on the device; "
-        "not given: what the largest window needs",
+        "maximum host memory for rows on their way to the cache and back, e.g. 256MiB; CUDA uses as much again on the device; "
+        "default: what the largest window needs",
         amount=True,
     )
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
@@ -127,25 +129,26 @@ class TablesConfig:
         least=0,
         most=1,
     )
-    window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0, most=MOST_WINDOW)
+    window: int = setting(0, "batches planned and fetched together; 0: automatic", least=0, most=MOST_WINDOW)
     look_ahead: int = setting(
-        0, "batches whose ids are known before they are planned; 0 is automatic", least=0, most=MOST_AHEAD
+        0, "batches whose ids are known before they are planned; 0: automatic", least=0, most=MOST_AHEAD
     )
-    precision: str = setting("fp32", "number type of the rows; the 16-bit ones round stochastically", one_of=PRECISIONS)
+    precision: str = setting("fp32", "data type of the rows; 16-bit types round stochastically", one_of=PRECISIONS)
     store_precision: str = setting(
         "same",
-        "number type of rows that leave the cache for host memory: same as in the cache, or int8, rounded stochastically",
+        "data type of rows that leave the cache for host memory: same as in the cache, or int8, rounded stochastically",
         one_of=STORE_PRECISIONS,
     )
     dynamic: bool | list[str] = setting(  # noqa: RUF009  frozen
         False,
-        "tables without a vocabulary: any 64-bit id gets a row; true is all, [user, ad] the tables of those features",
+        "tables without a vocabulary: any 64-bit id gets a row; true: all tables; [user, ad]: the tables of those features",
     )
     admit: str = setting(
-        "", "which ids of dynamic tables get a row: after 3; after 3, sketch 64MiB; probability 0.1; all if not given"
+        "", "which ids of dynamic tables get a row: after 3; after 3, sketch 64MiB; probability 0.1; default: all"
     )
     expire: str = setting(
-        "", "when they lose it: unused 100000 steps; unused 7d; score below 0.5, half-life 10000; never if not given"
+        "",
+        "when dynamic ids lose their row: unused 100000 steps; unused 7d; score below 0.5, half-life 10000; default: never",
     )
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "the optimizer's own settings, e.g. eps, beta1, l1"}
@@ -160,7 +163,7 @@ class DenseConfig:
     """The optimizer of the model's dense weights."""
 
     optimizer: str = setting("adam", "dense optimizer", one_of=tuple(DENSE_RATES))
-    lr: float = setting(0.0, "learning rate of the dense weights; 0 takes the usual one of the optimizer", least=0)
+    lr: float = setting(0.0, "learning rate of the dense weights; 0: the optimizer's default", least=0)
     weight_decay: float = setting(0.0, "adds weight_decay * w to the gradient", least=0)
     recorded: bool = setting(True, "on CUDA, replay the dense part of a step as one graph, where the model allows it")
 
@@ -173,41 +176,44 @@ class TrainConfig:
     """How long, how often, and when to stop."""
 
     epochs: int = setting(1, "passes over the train split", least=1)
-    max_steps: int = setting(0, "stop after this many steps; 0 is off", least=0)
+    max_steps: int = setting(0, "stop after this many steps; 0: off", least=0)
     seed: int = setting(0, "initial values, order of samples, dropout", least=0, most=2**63 - 1)
-    device: str = setting("auto", "auto takes CUDA when there is one", form=(DEVICES, "auto, cpu, cuda or cuda:N"))
+    device: str = setting("auto", "auto uses CUDA if there is a device", form=(DEVICES, "auto, cpu, cuda or cuda:N"))
     log_every: int = setting(50, "steps between two lines of metrics.jsonl", least=1)
-    eval_every: int = setting(0, "steps between evaluations of the valid split; 0 is after each epoch", least=0)
-    patience: int = setting(0, "stop after this many evaluations without a better valid AUC; 0 is off", least=0)
+    eval_every: int = setting(0, "steps between evaluations of the valid split; 0: after each epoch", least=0)
+    patience: int = setting(0, "stop after this many evaluations without a better valid AUC; 0: off", least=0)
     plateau_factor: float = setting(
-        1.0, "multiplies both learning rates after an evaluation without a better valid AUC; 1 is off", above=0, most=1
+        1.0, "multiplies both learning rates after an evaluation without a better valid AUC; 1: off", above=0, most=1
     )
-    keep_best: bool = setting(True, "the final model is that of the best valid AUC, else the last")
-    base_rate: bool = setting(False, "start the output of the model at the share of positives of the train split")
+    keep_best: bool = setting(True, "whether the final model has the weights with the best valid AUC, or the last ones")
+    base_rate: bool = setting(False, "start the output of the model at the share of positives in the train split")
     recalibrate: bool = setting(
         False,
-        "at the end, shift the output so that its mean over the valid split (train if there is none) is the share of positives",
+        "at the end, shift the output so that its mean over the valid split (train if there is none) equals "
+        "the share of positives",
     )
     schedule: str = setting(
-        "constant", "course of both learning rates", one_of=("constant", "warmup", "cosine", "decay")
+        "constant", "schedule of both learning rates", one_of=("constant", "warmup", "cosine", "decay")
     )
-    warmup_steps: int = setting(0, "for the schedules warmup and cosine", least=0)
+    warmup_steps: int = setting(0, "steps of warmup, for the schedules warmup and cosine", least=0)
     decay_every: int = setting(1000, "for the schedule decay: steps between two reductions", least=1)
     decay_factor: float = setting(0.5, "for the schedule decay: what each reduction multiplies by", above=0, most=1)
     task_weights: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"about": "by label, the weight of its loss, where there are several; 1 if not given"},
+        metadata={"about": "the weight of the loss of each label, if there are several; default: 1"},
     )
     positive_weight: float | dict[str, Any] = setting(  # noqa: RUF009  frozen
         1.0,
         "how many times a sample with the label 1 counts in the loss: a number for the label, or by label {click: 10, like: 3};"
         " predicted probabilities are corrected for it",
     )
-    group: str = setting("", "an id feature, such as a user: the AUC within its groups is measured, too")
-    slice: str = setting("", "id features, separated by commas: metrics are also given for each of their values")
-    checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)
-    checkpoint_full_every: int = setting(8, "every k-th checkpoint holds all rows, the others what changed", least=1)
-    keep_checkpoints: int = setting(2, "how many checkpoints stay, with all that they need", least=1)
+    group: str = setting("", "an id feature, such as a user: also measure the AUC within its groups")
+    slice: str = setting("", "id features, separated by commas: also give metrics for each of their values")
+    checkpoint_every: int = setting(0, "steps between checkpoints; 0: only at the end and when interrupted", least=0)
+    checkpoint_full_every: int = setting(
+        8, "every k-th checkpoint holds all rows, the others only what changed", least=1
+    )
+    keep_checkpoints: int = setting(2, "how many checkpoints to keep, with those they depend on", least=1)
 
 
 @dataclass(frozen=True)
@@ -217,11 +223,11 @@ class ParallelConfig:
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
     merge: str = setting(
         "auto",
-        "what is merged in addition to the dense weights, for k_step above 1; auto: frozen_v, for sgd params",
+        "what is merged in addition to the dense weights, for k_step above 1; auto: frozen_v, or params for sgd",
         one_of=MERGES,
     )
-    scale_lr: bool = setting(True, "between merges, Adam's steps are longer by the root of the number of ranks")
-    overlap: bool = setting(True, "a merge overlaps with the next steps instead of being waited for")
+    scale_lr: bool = setting(True, "between merges, multiply Adam's steps by the square root of the number of ranks")
+    overlap: bool = setting(True, "overlap a merge with the next steps instead of waiting for it")
     delay: int = setting(0, "steps between the start of an overlapped merge and its use; 0: k_step / 4", least=0)
     across_only: bool = setting(False, "average gradients inside a machine at every step, merge across machines")
     mode: str = setting(
@@ -231,18 +237,19 @@ class ParallelConfig:
     )
     placement: str = setting(
         "row",
-        "what a rank has of a table: some rows, all or nothing (table), or some columns; others by name: row, ad=table",
+        "what a rank has of a table: some rows, all or nothing (table), or some columns; exceptions by name: row, ad=table",
         form=(PLACES, "row, table or column, and those of single tables by name: row, ad=table, user=column"),
     )
     replicas: float = setting(
-        0.5, "the share of tables.hbm that is for replicas of rows, in all modes but sharded", above=0, most=0.95
+        0.5, "the share of tables.hbm for replicas of rows, in all modes but sharded", above=0, most=0.95
     )
     traffic: str = setting(
-        "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
+        "fp32", "data type of rows and gradients sent between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
     once_per_node: bool = setting(
         False,
-        "a row that several ranks of a machine request crosses to it once, for mode sharded; sums of gradients round otherwise",
+        "for mode sharded: a row that several ranks of a machine request crosses to it once; sums of gradients round "
+        "differently",
     )
     local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun sets it", least=0)
     bind: bool | str = setting(
@@ -251,7 +258,9 @@ class ParallelConfig:
         "are several NUMA nodes",
         form=("auto", "true, false or auto"),
     )
-    timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
+    timeout: float = setting(
+        300.0, "seconds to wait for another rank before all ranks stop with an error that names it", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -262,16 +271,16 @@ class FollowConfig:
         "",
         "folder to which files are added, local or s3://..., or kafka://HOST:PORT/TOPIC; rows are read as data.path says",
     )
-    time: str = setting(
-        "", "time column, COLUMN or COLUMN:UNIT; not given: that of the dataset, else the time of a file"
-    )
+    time: str = setting("", "time column, COLUMN or COLUMN:UNIT; default: that of the dataset, else the time of a file")
     checkpoint_minutes: float = setting(10.0, "minutes between checkpoints while there is something to train", above=0)
-    settle_seconds: float = setting(5.0, "a file is whole when it has not changed for so long; 0: at once", least=0)
-    poll_seconds: float = setting(1.0, "seconds between two looks for something new", above=0)
-    idle_seconds: float = setting(0.0, "end when nothing has arrived for so long; 0 is never", least=0)
-    late: str = setting("train", "files that come after one whose name sorts behind theirs", one_of=("train", "skip"))
-    skip: str = setting("", "files that are left out, by their paths below the folder, separated by commas")
-    max_bad: str = setting("1%", "bad rows that a file may have, as a number or a percentage")
+    settle_seconds: float = setting(
+        5.0, "a file is complete after this many seconds without a change; 0: at once", least=0
+    )
+    poll_seconds: float = setting(1.0, "seconds between checks for something new", above=0)
+    idle_seconds: float = setting(0.0, "end when nothing has arrived for this many seconds; 0: never", least=0)
+    late: str = setting("train", "files that arrive after one that sorts behind them", one_of=("train", "skip"))
+    skip: str = setting("", "files to leave out, by their paths below the folder, separated by commas")
+    max_bad: str = setting("1%", "maximum of bad rows in a file: a number or a percentage")
 
 
 @dataclass(frozen=True)

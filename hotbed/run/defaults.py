@@ -3,7 +3,7 @@
 One epoch in batches of 4,096 is right for a log of many millions of rows. A log of 20,000 rows gets five steps by it, and
 learns nothing. What suits a log depends on two numbers. Its rows give the batch size and the most epochs; the valid split
 decides when to stop. The lookups per row of the tables ("density") give the learning rate of the rows: where most ids are
-rare, as in a click log, rows learn by heart within an epoch; where every user and item has hundreds of samples, rows take in
+rare, as in a click log, rows are memorized within an epoch; where every user and item has hundreds of samples, rows take in
 more, and may move faster.
 
 The constants were chosen on five real and three synthetic logs (docs/small-logs.md). A setting that is given is never
@@ -66,7 +66,7 @@ def batch_size(rows: int) -> int:
 
 
 def epochs(rows: int, density: float, model: str, has_valid: bool) -> int:
-    """The most epochs if a valid split says when to stop, else a number that does not learn by heart."""
+    """The most epochs if a valid split says when to stop, else a number that does not overfit."""
     if has_valid:
         return 30 if rows < LARGE_LOG / 5 else 15
     if model in _SHALLOW:

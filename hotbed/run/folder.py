@@ -93,7 +93,7 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
         raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
     if not overwrite and not is_unbegun(folder):
         raise RunError(
-            f"{folder} already holds a run. --overwrite starts it again, --resume {folder} continues it if it has a "
+            f"{folder} already holds a run. --overwrite replaces it, --resume {folder} continues it if it has a "
             "checkpoint, --out DIR puts the new one elsewhere."
         )
 
@@ -205,7 +205,7 @@ def find_data_or_say(named: str, run: Path) -> str:
     found = find_data(named, run)
     if not is_embedded(found) and not path_of(found).exists():
         raise RunError(
-            f"{run} was trained on {named}, which is not there any more. Give the new place of the dataset: --data DATASET."
+            f"{run} was trained on {named}, which is no longer there. Give the new place of the dataset: --data DATASET."
         )
     return found
 
@@ -288,6 +288,6 @@ def check_folder(folder: Path, content_of: Callable[[str], bool] = lambda name: 
             if found != size:
                 raise RunError(f"{folder} is damaged: {name} has {found} bytes, its manifest says {size}.")
             if content_of(name) and checksum(folder / name) != sum_:
-                raise RunError(f"{folder} is damaged: the content of {name} does not fit its checksum.")
+                raise RunError(f"{folder} is damaged: the content of {name} does not match its checksum.")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error

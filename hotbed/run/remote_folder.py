@@ -156,7 +156,7 @@ def fetch_unit(remote: RemotePath, local: Path, unit: RemoteUnit) -> None:
         except FileNotFoundError:  # the first that goes when a folder is replaced
             manifests = b"", b""
         if wrong or any(zlib.crc32(one) != unit.listed.crc32 for one in manifests):
-            what = f"{wrong[0]} does not fit the checksum of its manifest" if wrong else "its manifest has changed"
+            what = f"{wrong[0]} does not match the checksum in its manifest" if wrong else "its manifest has changed"
             raise ReplacedError(f"{remote} was replaced while it was copied: {what}. Try again when it is complete.")
 
     make_folder(local.parent)
@@ -237,7 +237,7 @@ class LocalCopy:
         return found if isinstance(found, dict) else {}
 
     def _note(self, index: dict[str, list[int]], name: str, mark: list[int] | None) -> None:
-        """On the disk when it returns; None: it is not here any more."""
+        """The copy is on the disk when this returns; None: it is no longer here."""
         if mark is None:
             del index[name]
         else:
@@ -289,7 +289,7 @@ def local_copy(place: str | Path, wanted: Wanted = everything) -> Path:
 
 
 def _run_of(path: RemotePath) -> tuple[RemotePath, str]:
-    """Of checkpoints, their run and the way from there: one may need others, and its run says what it belongs to."""
+    """The run of a checkpoint and the path from there: a checkpoint may need others, and its run says what it belongs to."""
     place = path.parent if is_checkpoint(path.name) else path
     place = place.parent if is_of_rank(place) else place
     if place.name != _CHECKPOINTS or not place.key:  # the name of a bucket is not that of a folder

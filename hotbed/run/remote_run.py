@@ -149,7 +149,7 @@ def _check_free(remote: RemotePath, folder: Path, overwrite: bool) -> None:
     """A RunError unless a new run may start at this URI; then what an earlier one left here is removed."""
     if not overwrite and (remote / "config.json").is_file():
         raise RunError(
-            f"{remote} already holds a run. --overwrite starts it again, --resume {remote} continues it if it has a "
+            f"{remote} already holds a run. --overwrite replaces it, --resume {remote} continues it if it has a "
             "checkpoint, --out URI puts the new one elsewhere."
         )
     found = [path.name for path in remote.iterdir() if path != remote]

@@ -43,7 +43,7 @@ class Budget(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """What the lists and marks of dynamic ids may grow by until the model is read anew."""
+        """How much the lists and marks of dynamic ids may grow until the model is read again."""
         return self.memory // _GROWTH_SHARE if self.updated else 0
 
     def file_cache(self, lists: Mapping[str, int], name: str) -> int | None:

@@ -25,7 +25,7 @@ _log = logging.getLogger("hotbed.scorer")
 
 
 class Outcome(NamedTuple):
-    """Of an update by changes."""
+    """The outcome of an update by changes."""
 
     how: str | None  # "same", "incremental" or "full"; None: it must be read anew
     why: str = ""  # anew
@@ -75,11 +75,11 @@ def _why_anew(live: LiveModel, source: ModelSource, budget: Budget) -> str:
     data = [one.chains[0][-1].manifest.document.get("progress", {}).get("data", "") for one in (here, source)]
     if here.columns != source.columns or not data[0] or data[0] != data[1]:
         return "it was trained on another dataset"
-    return "" if live.owners is not None or not live.id_maps else "an update before it has failed"
+    return "" if live.owners is not None or not live.id_maps else "an earlier update has failed"
 
 
 def _since(here: ModelSource, there: ModelSource) -> list[int] | None:
-    """Of every rank, the place of its first new checkpoint in its chain; None if one does not add to the one in use."""
+    """For each rank, the place of its first new checkpoint in its chain; None if one does not add to the one in use."""
     found = []
     for old, new in zip(here.chains, there.chains):
         marks = [entry.manifest.crc32 for entry in new]

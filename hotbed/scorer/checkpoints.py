@@ -152,7 +152,7 @@ def weights_of(entry: Entry, *, all_owners: bool = False) -> Iterator[RowPart]:
         path = entry.folder / name
         try:
             if path.stat().st_size != mark.bytes or checksum(path) != mark.crc32:
-                raise RunError(f"{path} is damaged: its content does not fit its checksum.")
+                raise RunError(f"{path} is damaged: its content does not match its checksum.")
             yield from (part for part in _groups(path) if all_owners or "weight" in part.columns)
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, IndexError) as error:
             raise RunError(f"{path} holds no rows of hotbed ({type(error).__name__}: {error}).") from error

@@ -20,7 +20,7 @@ from hotbed.data.formats import Chunk
 from hotbed.data.formats.parquet import has_micros, read_columns
 from hotbed.data.raw_reader import batch_of
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, reason_of
 from hotbed.scorer.id_map import IdMap
 from hotbed.types import Batch
 
@@ -120,7 +120,7 @@ def _array(name: str, values: Any) -> Any:
             values = values.numpy()
         return pa.array(values, from_pandas=True)
     except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError) as error:
-        raise FormatError(f"column {name} holds values of different kinds: {str(error).splitlines()[0]}") from error
+        raise FormatError(f"column {name} holds values of different kinds: {reason_of(error)}") from error
 
 
 def _refuse_absent(given: Sequence[str], names: Sequence[str]) -> None:

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.hash import mix
 from hotbed.errors import StoreError
 from hotbed.host.intrinsics import fence, read_fully
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import mix
 from hotbed.scorer.kernels import WAYS, set_of
 from hotbed.scorer.scratch import scratch_file, write_all
 

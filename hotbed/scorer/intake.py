@@ -145,7 +145,7 @@ class RowIntake:
                 self.draft.put(int(table), keys[mine] - self._rows.start_of(int(table)), weights[mine])
 
     def _drop_lost(self) -> None:
-        """After a checkpoint: ids that have no row of training any more, and rows that were announced and did not come."""
+        """After a checkpoint: ids that no longer have a row in training, and rows that were announced and did not come."""
         assert self.owners is not None or not self._lost, "changes are applied where owners are known"
         for group, keys in self._lost:
             if keys.size and self.owners is not None:

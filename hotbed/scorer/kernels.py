@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.hash import mix
 from hotbed.host.intrinsics import copy_bytes, load8, posix_fadvise, preadv2, prefetch, read_fully
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import mix
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 

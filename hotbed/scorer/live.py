@@ -134,7 +134,7 @@ class LiveModel:
         live = {name: int(draft.num_live[n]) for n, name in enumerate(self.source.tables) if name in self.id_maps}
         known = sum(one.num_ids for one in self.id_maps.values())
         if known > _MOST_GONE + 2 * sum(live.values()):
-            raise ReadAnewError(f"{known - sum(live.values()):,} of {known:,} ids that had a row have none any more")
+            raise ReadAnewError(f"{known - sum(live.values()):,} of {known:,} ids that had a row no longer have one")
 
     def share(self) -> None:
         """Before a fork: files that are there now are never written again."""
@@ -173,7 +173,7 @@ class LiveModel:
 
     @cached_property
     def labels(self) -> tuple[Task, ...]:
-        """The labels that the model learned: all of the data, or the first alone. One sample of zeros tells."""
+        """The labels that the model learned: all of the data, or the first alone: found with one sample of zeros."""
         model, device = self.rows.current.state.model, self._budget.device
         sizes = ((1, model.num_columns, self.rows.dim), (1, model.num_dense))
         inputs = [torch.zeros(*size, dtype=torch.float32, device=device) for size in sizes]

@@ -54,7 +54,7 @@ class RowOwners:
         return new, had[new & (had > _NONE)] - 1
 
     def free(self, group: str, places: Ints) -> Ints:
-        """Nobody has these places any more; returns the keys that had."""
+        """Release these places; returns the keys that had them."""
         had = self._read_keys(group, places)
         self._write_keys(group, places[had > _NONE], np.zeros(int((had > _NONE).sum()), dtype=np.int64))
         return had[had > _NONE] - 1

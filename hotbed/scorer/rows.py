@@ -83,7 +83,7 @@ class RowSpace(NamedTuple):
 
     @property
     def mark_bytes(self) -> int:
-        """Of a version whose rows are in scratch files; dynamic ids are not known yet."""
+        """Bytes of the marks of a version whose rows are in scratch files; dynamic ids are not known yet."""
         return 0 if self.file is not None or self.rows is None else -(-self.rows // 4)
 
 
@@ -136,7 +136,7 @@ class FileRows:
 
     @property
     def set_bytes(self) -> int:
-        """Of one set of the cache."""
+        """Bytes of one set of the cache."""
         return WAYS * (4 * self.dim + _SLOT_BYTES)
 
     def bytes_of_marks(self, draft: RowDraft) -> int:
@@ -259,7 +259,7 @@ class FileRows:
 
     @property
     def mark_bytes(self) -> int:
-        """Of the current version, and of the one before while it is read."""
+        """Bytes of the marks of the current version, and of the previous one while it is read."""
         versions = [self.current, *([self._before] if self._before is not None else [])]
         return sum(one.nbytes for one in {id(bits): bits for version in versions for bits in version.bits}.values())
 

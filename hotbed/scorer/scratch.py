@@ -98,7 +98,7 @@ def places_of(marks: Any, table: Any, numbers: Any, places: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def other_places(places: Any) -> None:
-    """Of rows in these files, the scratch files that no reader of them looks at."""
+    """For rows in these files, the scratch files that no reader of them looks at."""
     for n in range(places.shape[0]):
         places[n] = IN_SECOND if places[n] == IN_FIRST else IN_FIRST
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import Schema
-from hotbed.errors import RunError
+from hotbed.errors import RunError, reason_of
 from hotbed.run.export_format import Export, ExportedTable, Tensors, is_export, read_export
 from hotbed.run.folder import MANIFEST, read_json, read_tensors
 from hotbed.run.model_card import no_model, read_card
@@ -242,4 +242,4 @@ def _parquet_parts(path: Path, table: ExportedTable) -> Iterator[RowPart]:
             ids = torch.from_numpy(batch.column("id").to_numpy().astype(np.int64))
             yield RowPart(table.name, ids, {"weight": torch.from_numpy(weights)})
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise RunError(f"{path} cannot be read ({str(error).splitlines()[0]}). It is damaged.") from error
+        raise RunError(f"{path} cannot be read ({reason_of(error)}). It is damaged.") from error

@@ -66,7 +66,7 @@ class RowDraft:
             pause()
 
     def drop(self, table: int, numbers: Ints) -> None:
-        """No scratch file has these rows any more."""
+        """These rows are no longer in any scratch file."""
         known = numbers[numbers < 4 * len(self.bits[table])]
         if known.size:
             self._mark(table, known, np.full(known.shape[0], IN_MODEL, np.int64))

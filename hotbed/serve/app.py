@@ -204,7 +204,7 @@ class _ScoreEndpoint:
             if job is None:
                 return RequestError(408, "the body did not arrive in time", limit=self._limits.seconds).answer
             job.give_up()
-            return RequestError(503, "the server is too slow for its load", limit=self._limits.seconds).answer
+            return RequestError(503, "the server is overloaded", limit=self._limits.seconds).answer
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The body, up to the limit."""

@@ -22,7 +22,7 @@ from hotbed.data.formats.parquet import read_columns
 from hotbed.data.hash import MISSING_ID, hash_span
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import FLOAT32_MAX, LARGEST, Bags, read_dense, read_ids, standardise
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, reason_of
 from hotbed.host.jit import njit
 from hotbed.scorer.columns import ColumnEncoder, as_bags
 from hotbed.serve.request import Limits, RequestError, ScoreRequest
@@ -177,7 +177,7 @@ def _column(name: str, values: list[Any], bags: IdFeature | None) -> Column:
     try:
         array = pa.array(values) if bags is None else as_bags(pa.array(values), bags)
     except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError) as error:
-        raise FormatError(f"{name} holds values of different types: {str(error).splitlines()[0][:200]}") from None
+        raise FormatError(f"{name} holds values of different types: {reason_of(error)[:200]}") from None
     try:
         return read_columns(pa.RecordBatch.from_arrays([array], names=[name]), _HERE, None)[name]
     except FormatError:

@@ -153,7 +153,7 @@ def _of_requests(parts: Sequence[WorkerPart]) -> Iterator[Metric]:
 
 
 def _of_models(parts: Sequence[WorkerPart], running: Sequence[WorkerPart]) -> Iterator[Metric]:
-    """Of workers with different models, the oldest one counts."""
+    """The model that workers serve; if they differ, the oldest."""
     about = "Newer models loaded, by kind of update; every worker loads them."
     yield _by("updates_total", about, "way", [one for one in _summed(parts, "updates", UPDATES) if one[1]])
     failed = sum(part.failed_updates for part in parts)

@@ -32,7 +32,7 @@ _STOCK = 2  # windows that slots are kept free for
 
 
 class StoppedError(Exception):
-    """Nobody waits for the window any more."""
+    """Nothing waits for the window from now on."""
 
 
 @njit(nogil=True, cache=True)
@@ -67,7 +67,7 @@ class _WindowInFlight(NamedTuple):
 
 
 class TierWindows:
-    """Of one compiled transfer. `written`, the word that counts its windows, is set before the first is prepared."""
+    """The windows of one compiled transfer. `written`, the word that counts them, is set before the first is prepared."""
 
     def __init__(self, store: TieredStore, lists: tuple[Tensor, Tensor, Tensor]) -> None:
         self._store = store

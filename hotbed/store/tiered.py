@@ -116,7 +116,7 @@ class TieredStore:
         self.let_go()
 
     def let_go(self) -> None:
-        """What was kept for batches that are planned by now is not kept for them any more."""
+        """Release what was kept for batches that have been planned by now."""
         while self._kept and self._kept[0][0] <= self.tier.planned:
             self._num_kept -= self._kept.popleft()[1]
 

@@ -129,8 +129,9 @@ class Accumulation:
             return False
         if not tables.learns:
             raise HotbedError(
-                "gradients wait, and tables.eval() or requires_grad_(False) keeps rows as they are: call tables.train() or "
-                "tables.requires_grad_(True) before tables.step(), or drop the gradients with tables.zero_grad()"
+                "gradients are pending, and tables.eval() or requires_grad_(False) keeps rows as they are: call "
+                "tables.train() or tables.requires_grad_(True) before tables.step(), or drop the gradients with "
+                "tables.zero_grad()"
             )
         if tables.is_shared and any(part.scaled is not None for part in self.parts.values()):
             raise HotbedError(SCALED_RANKS)
@@ -156,7 +157,7 @@ class Accumulation:
         self.parts |= {part.number: part for part in parts}
 
     def take(self) -> list[Part]:
-        """The batches that wait, in the order of their calls; none waits any more."""
+        """Take the pending batches, in the order of their calls; none is pending afterwards."""
         taken = self.in_order()
         self.parts.clear()
         return taken
@@ -217,7 +218,7 @@ def gradients(parts: Sequence[Part], out: Tensor | dict[str, Tensor]) -> list[tu
 
 
 def _like(grad: Tensor, vectors: Tensor) -> Tensor:
-    """Of sequences [B, T, D] the vectors one after the other, where the joined batch has them so."""
+    """Sequences [B, T, D] as vectors one after the other, if the joined batch has them that way."""
     return grad.reshape(-1, grad.shape[-1]) if vectors.ndim == 2 and grad.ndim == 3 else grad
 
 

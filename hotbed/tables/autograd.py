@@ -128,7 +128,7 @@ class Step:
         return self._taken
 
     def update(self, call: Call, grad: Tensor) -> None:
-        """Of one group: now, or with the others when all gradients are there, so that a backward that fails updates none."""
+        """Update one group: now, or with the others once all gradients are there. A backward that fails updates none."""
         tables = self.tables
         if not (tables.independent or tables.is_shared):
             _refuse_ranks()

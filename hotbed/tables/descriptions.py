@@ -109,7 +109,7 @@ def parts_of(features: Sequence[Feature], ids: Any, bags: Any, device: torch.dev
 def _beside_matrix(
     features: Sequence[Feature], ids: Tensor, bags: Mapping[str, Any], device: torch.device, kept: list[Tensor]
 ) -> list[FeatureParts | str]:
-    """Of every feature, in bags or else the next column of the matrix [B, S]; nothing where names do not fit."""
+    """For each feature its bag, or else the next column of the matrix [B, S]; nothing if the names do not match."""
     kept.append(ids)
     size, num_columns = ids.shape
     down, across = ids.stride()
@@ -267,7 +267,7 @@ class GroupDescriber:
 
 
 def capacity_for(need: Capacity, varies: bool, before: Capacity) -> Capacity:
-    """Of buffers for batches like one, no less than before: exact, or a bucket with some to spare where lookups vary.
+    """The capacity of buffers for batches like one, no less than before: exact, or a larger bucket if lookups vary.
 
     Where there was a capacity before, they do.
     """

@@ -26,7 +26,7 @@ class Stage(Protocol):
 
 
 class Exchange(Protocol):
-    """Of one EmbeddingTables."""
+    """The exchange of one EmbeddingTables."""
 
     fronts: list[Front]  # what answers lookups, by group
 
@@ -36,16 +36,16 @@ class Exchange(Protocol):
 
     @property
     def modes(self) -> list[dict[str, Any]]:
-        """Of every group whose mode was chosen: the mode, and what was measured."""
+        """For each group whose mode was chosen: the mode, and what was measured."""
 
     def new_stage(self) -> Stage | None:
         """For one more feed, all ranks in the same order; None: batches are looked up as they are."""
 
     def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> Any:
-        """What is to be known of a call without a plan, or with one that does not hold any more, before ids are translated."""
+        """What must be known of a call without a plan, or with one that no longer holds, before ids are translated."""
 
     def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
-        """What such a call wants of every group here. For dynamic ids one that learns is the next training batch."""
+        """What such a call requests from each group here. For dynamic ids, a call that learns is the next training batch."""
 
     def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The lookups of the call itself, once the rows that are wanted here are in place."""

@@ -49,7 +49,7 @@ class LookupTables(UpdatableTables, Protocol):
 
 
 class BatchLookup:
-    """Of one EmbeddingTables, which passes itself to every call; it keeps what is known of earlier batches."""
+    """Looks up batches of one EmbeddingTables, which passes itself to every call; keeps what is known of earlier batches."""
 
     @torch.inference_mode(False)  # the trigger outlives it
     def __init__(self, groups: Sequence[TableGroup], recorded: RecordedLookups | None) -> None:

@@ -1,7 +1,7 @@
 """EmbeddingTables: the nn.Module that users call.
 
 Forward: ids -> pooled vectors. Backward: the gradient of the vectors is summed per row and the row optimizer runs at once,
-in place. No gradient tensor of the size of a table exists, and the rows are no `parameters()`: the dense optimizer of the
+in place. No gradient tensor of the size of a table exists, and the rows are not `parameters()`: the dense optimizer of the
 model does not see them. Rows change only in train mode (`tables.train()`), under enabled gradients, and unless
 `requires_grad_(False)` froze them.
 """
@@ -75,15 +75,15 @@ class EmbeddingTables(nn.Module):
     `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. With
     `ssd="/fast/rows:500GiB"` rows that memory does not hold are in files there (on a CPU `memory` and `ssd` are enough).
     `staging="256MiB"` bounds the host memory for rows on their way, which otherwise grows to the largest window; a CUDA device
-    takes as much again. `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of
-    time; without it every batch waits for its own.
+    uses the same amount again. `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in
+    ahead of time; without it every batch waits for its own.
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
-    `store_precision="int8"` rounds the weights of rows that leave the cache for host memory to int8, likewise.
+    `store_precision="int8"` rounds the weights of rows that leave the cache for host memory to int8 in the same way.
 
-    One of several ranks (torch.distributed) refuses to train such tables, because rows of ranks would drift apart:
-    `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
+    With several ranks (torch.distributed) such tables refuse to train, because the rows of the ranks would drift apart; use
+    `hotbed.ShardedTables`, which shards them. `independent=True` is for ranks that each train a model of their own.
     """
 
     is_shared = False  # whether other ranks have a part in every batch
@@ -285,7 +285,7 @@ class EmbeddingTables(nn.Module):
 
         The rows are those of a batch of all four, to the bit. A step that is left out (`zero_grad()`) changes nothing. A
         GradScaler takes tables like an optimizer: `scaler.step(tables)`. With ShardedTables all ranks step equally often.
-        `accumulate(False)` ends it; gradients that wait are refused.
+        `accumulate(False)` ends it; pending gradients are an error.
         """
         waiting = [name for name, table in self.tables.items() if table.admit is not None]
         if mode and waiting:
@@ -295,7 +295,7 @@ class EmbeddingTables(nn.Module):
             )
         if not mode and self.accumulation is not None and self.accumulation.parts:
             raise HotbedError(
-                "gradients wait for tables.step(); call it, or tables.zero_grad(), before accumulate(False)"
+                "gradients are pending; call tables.step() or tables.zero_grad() before accumulate(False)"
             )
         if not mode and self.accumulation is not None:
             self.accumulation.is_over = True
@@ -313,7 +313,7 @@ class EmbeddingTables(nn.Module):
         return self.accumulation.step(self, self._looked_up)
 
     def clip_grad_norm(self, max_norm: float, parameters: Tensor | Iterable[Tensor] = ()) -> Tensor:
-        """Clip the gradients that wait for a step, and those of `parameters`, by their common norm; returns that norm.
+        """Clip the pending gradients, and those of `parameters`, by their common norm; returns that norm.
 
             tables.accumulate()
             loss_of(model(tables(ids))).backward()
@@ -338,7 +338,7 @@ class EmbeddingTables(nn.Module):
         return clip_together(self.accumulation.in_order(), self.features, self.tables, parameters, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients that wait for a step."""
+        """Drop pending gradients."""
         super().zero_grad(set_to_none)
         if self.accumulation is not None:
             self.accumulation.forget()
@@ -353,7 +353,7 @@ class EmbeddingTables(nn.Module):
     def _accumulated(self, ids: Ids, bags: Bags) -> Vectors:
         assert self.accumulation is not None
         with torch.no_grad():
-            out = self._looked_up(ids, bags)  # first: it tells other ranks of inputs that do not fit
+            out = self._looked_up(ids, bags)  # first: other ranks learn of inputs that do not fit
         return self.accumulation.collect(read_inputs(self.features, ids, bags, self.device), out)
 
     @property
@@ -470,7 +470,7 @@ class EmbeddingTables(nn.Module):
 
     @exclusive
     def load_rows(self, parts: Iterable[RowPart]) -> None:
-        """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
+        """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state starts again."""
         begin_history(self)
         TablesSink(self).replace(parts)
 
@@ -481,7 +481,7 @@ class EmbeddingTables(nn.Module):
         return self.group_of(table).shared_row(table)
 
     def id_counts(self) -> dict[str, IdCounts]:
-        """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
+        """How many ids of each table with dynamic ids were seen, admitted, rejected and expired in training."""
         return {name: counts for group in self.groups for name, counts in group.keyspace.counts().items()}
 
     def set_id_clock(self, clock: Callable[[int], float]) -> None:
@@ -505,7 +505,7 @@ class EmbeddingTables(nn.Module):
         return group.ensure(lookups, learns, self.ownership.claim)
 
     def stop_recording(self, *, feeds: bool = False) -> None:
-        """Look every batch up launch by launch; with `feeds`, those of `hotbed.prefetch` are planned so, too."""
+        """Look up every batch launch by launch; with `feeds`, batches of `hotbed.prefetch` are planned that way too."""
         self._lookup.stop_recording()
         self.ownership.records = not feeds
 

@@ -84,7 +84,7 @@ class RoutedBatch:
 
 
 class Ownership:
-    """Of one EmbeddingTables; callers hold `changes.lock`."""
+    """Who may move the rows of one EmbeddingTables; callers hold `changes.lock`."""
 
     def __init__(self) -> None:
         self.changes = Changes()

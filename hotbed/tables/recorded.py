@@ -108,7 +108,7 @@ class RecordedLookups:
 
 
 class _GroupKeys(NamedTuple):
-    """Of one group: how batches are described, and the last of them, laid out. C lookups and N bags at most."""
+    """The keys of one group: how batches are described, and the last of them, laid out. C lookups and N bags at most."""
 
     describer: GroupDescriber
     inputs: Descriptions
@@ -216,7 +216,7 @@ class _KindsRecording:
             raise HotbedError("an id was outside its table, in a batch that was changed since")
 
     def finish(self) -> None:
-        """No batch comes any more: all that came are known to be good."""
+        """No more batches will come: all that came are known to be good."""
         self._wait()
         self.check()
 

@@ -106,7 +106,7 @@ class Table:
 
     @property
     def own(self) -> OwnSettings | None:
-        """What it has otherwise than other tables; None: nothing."""
+        """Its settings that differ from those of other tables; None: none."""
         given = OwnSettings(self.optimizer, self.precision, self.policy, self.cache, self.frozen)
         return None if given == OwnSettings() else given
 
@@ -183,7 +183,7 @@ def _wrong_pooling(name: str, table: Table) -> list[str]:
 
 
 def _wrong_ids(name: str, table: Table) -> list[str]:
-    """What is said of dynamic ids, or of others, and cannot be."""
+    """Settings for dynamic ids, or for others, that contradict each other."""
     wrong = []
     for what, kind in (("admit", Admit), ("expire", Expire)):
         rule = getattr(table, what)

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 class Changes:
-    """Of one EmbeddingTables: which thread is in it, and what has begun and is not done."""
+    """The changes of one EmbeddingTables: which thread is inside one, and what has begun and is not done."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

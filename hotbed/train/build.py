@@ -7,9 +7,8 @@ optimizer, the device, splits, and whether the tables fit in memory.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -27,23 +26,14 @@ from hotbed.models.base_rate import set_base_rate
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
-from hotbed.parallel.sharded import ShardedTables, replica_share
+from hotbed.parallel.sharded import replica_share
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig
 from hotbed.run.config_check import check, raise_problems
 from hotbed.run.model_card import card_of, id_problems, ids_of_train, model_settings, rows_of_unseen, table_specs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.sizing.budget import Budgets
-from hotbed.tables.sizing.fit import (
-    Amounts,
-    BatchSample,
-    amounts_of,
-    budgets_of,
-    model_problems,
-    rows_of_batch,
-    table_problems,
-    too_small,
-)
+from hotbed.tables.sizing.fit import Amounts, amounts_of, budgets_of, model_problems, table_problems
 from hotbed.tables.sizing.placement import check_columns, with_placements
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
@@ -60,10 +50,11 @@ from hotbed.train.build_ranks import (
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.follow import follow_loader, follow_problems, make_follower
+from hotbed.train.largest_batch import check_batches_fit, check_unions_fit
 from hotbed.train.loop import Training
 from hotbed.train.metrics import Breakdown
 from hotbed.train.run import Subject, cache_sizes
-from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
+from hotbed.train.settings import LearningCourse, Loaders, StepIntervals
 from hotbed.train.step import Learner, positive_problems, positive_weights, sampled_shift, task_loss
 from hotbed.train.step_recording import Loss
 
@@ -78,8 +69,6 @@ __all__ = [
     "option_problems",
     "sketch",
 ]
-_BATCHES_TRIED = 8  # of each split
-_LOOKUPS_TRIED = 2_000_000  # of each split, where the cache holds little more than a batch
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
 
@@ -118,8 +107,8 @@ def build(
     device = use_device(config.train.device)
     learner = _learner(config, dataset, device, world)
     loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
-    _check_batches_fit(learner, loaders)
-    _check_unions_fit(learner, config, dataset)
+    check_batches_fit(learner, loaders)
+    check_unions_fit(learner, partial(_loaders, config, dataset, torch.device("cpu"), ALL))
     follower = None
     if config.follow.source:
         log = follow_loader(config, dataset, run)
@@ -264,73 +253,6 @@ def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
     )
 
 
-def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
-    """A BudgetError when a batch of some split needs more rows at once than the cache has slots.
-
-    The first batches are counted, and as many as are quickly read where the cache holds less than twice what they need.
-    """
-    if cache_sizes(learner.tables) is None or learner.world.size > 1:  # what ranks ask of one is known when they train
-        return
-    splits: dict[str, TrainLoader] = {"train": loaders.train, **loaders.held_out}
-    rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
-    limits = {number: group.num_slots for number, group in enumerate(rows.groups)}
-    num_read = {split: _count_rows(rows, split, loader, limits, worst) for split, loader in splits.items()}
-    for (split, number), needed in worst.most_common():
-        group = rows.groups[number]
-        if needed > group.num_slots:
-            counted = BatchSample(split, splits[split].batch_size, num_read[split], len(splits[split]))
-            amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
-            cache = rows.caches[number]
-            raise too_small(
-                counted, needed, group.num_slots, amounts, on_ssd=cache.is_over_ssd, part=cache.part_of_budget
-            )
-
-
-def _check_unions_fit(learner: Learner, config: RunConfig, dataset: Dataset) -> None:
-    """A BudgetError when a batch of some split, of all ranks together, needs more rows than a rank has replicas.
-
-    Counted as for caches; every rank counts the same batches and comes to the same result.
-    """
-    rows = learner.tables
-    if not isinstance(rows, ShardedTables) or rows.ranks is None:
-        return
-    fronts = {n: front for n, front in rows.ranks.replicated.items() if front.most_replicas is not None}
-    if not fronts:
-        return
-    whole = _loaders(config, dataset, torch.device("cpu"), ALL)
-    splits: dict[str, TrainLoader] = {"train": whole.train, **whole.held_out}
-    limits, worst = {n: front.most_replicas or 0 for n, front in fronts.items()}, Counter[tuple[str, int]]()
-    num_read = {split: _count_rows(rows, split, loader, limits, worst) for split, loader in splits.items()}
-    for (split, number), needed in worst.most_common():
-        if needed > limits[number]:
-            counted = BatchSample(split, splits[split].batch_size, num_read[split], len(splits[split]))
-            raise fronts[number].refusal(needed, f"{counted}, of all ranks,")
-
-
-def _count_rows(
-    rows: EmbeddingTables,
-    split: str,
-    loader: TrainLoader,
-    limits: Mapping[int, int],
-    worst: Counter[tuple[str, int]],
-) -> int:
-    """Note the most rows that a batch of a split needs of each group with a limit; the number of batches read."""
-    num_read = num_lookups = 0
-    with closing(loader.epoch(0)) as batches:
-        for batch in batches:
-            by_table = rows_of_batch(rows.tables, batch)
-            num_read += 1
-            num_lookups += batch.ids.numel() + sum(bag.values.numel() for bag in batch.bags.values())
-            is_tight = False
-            for number, limit in limits.items():
-                needed = sum(by_table[name] for name in rows.groups[number].members)
-                worst[split, number] = max(worst[split, number], needed)
-                is_tight |= limit < 2 * worst[split, number]
-            if num_read >= _BATCHES_TRIED and (num_lookups >= _LOOKUPS_TRIED or not is_tight):
-                break
-    return num_read
-
-
 def _row_optimizer(config: RunConfig) -> RowOptimizer:
     tables = config.tables
     common = ("lr", "l2", "weight_decay", "decay_scope", "clip_norm")
@@ -341,7 +263,7 @@ def _row_optimizer(config: RunConfig) -> RowOptimizer:
 
 
 def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Of the dense weights of a single process; None where there are none."""
+    """The optimizer of the dense weights of a single process; None if there are none."""
     parameters = dense_weights(model)
     if not parameters:
         return None
@@ -368,7 +290,7 @@ def compiled_step(
 
 
 def _loss_of(config: RunConfig, schema: Schema) -> Loss:
-    """That of all labels, by the weights of tasks and of samples."""
+    """The loss of all labels, by the weights of tasks and of samples."""
     positives = list(positive_weights(config.train.positive_weight, schema.labels).values())
     kept = _negatives_kept(config, schema)
     if not schema.tasks and not schema.weight and positives == [1] and kept == 1:
@@ -384,7 +306,7 @@ def _negatives_kept(config: RunConfig, schema: Schema) -> float:
 
 
 def _label_notes(config: RunConfig, schema: Schema) -> tuple[str, ...]:
-    """In which way labels were not counted as they are in the log."""
+    """How the counting of labels differs from the log."""
     corrected = "predicted probabilities are corrected for it"
     notes = []
     kept = _negatives_kept(config, schema)
@@ -458,7 +380,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
 
 
 def breakdown_of(config: RunConfig) -> Breakdown:
-    """By which features the metrics are given, too."""
+    """The features by which metrics are also given."""
     return Breakdown(config.train.group, tuple(one.strip() for one in config.train.slice.split(",") if one.strip()))
 
 

@@ -71,7 +71,7 @@ def compile_step(model: nn.Module, optimizer: torch.optim.Optimizer | None, loss
 
 
 class _Count(NamedTuple):
-    """Of a kind that is not recorded."""
+    """The count of a kind that is not recorded."""
 
     steps: int
     calls: list[str]  # operators, of the step that was looked at
@@ -141,7 +141,7 @@ class CompiledStep:
         return [weight for group in self._groups for weight in group["params"]]
 
     def _kind_of(self, vectors: Vectors, inputs: tuple[Any, ...]) -> Any:
-        """All that a recording holds for."""
+        """Everything that a recording depends on."""
         parts = tensors_of(vectors)
         device = parts[0].device
         names = tuple(vectors) if isinstance(vectors, Mapping) else None

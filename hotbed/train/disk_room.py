@@ -74,7 +74,7 @@ def is_refused_by_disk(error: HotbedError) -> bool:
 
 
 def what_is_left(run: Path) -> str:
-    """What a run has on disk that can be gone on from."""
+    """What a run has on disk that training can resume from."""
     newest = newest_in(checkpoint_root(run))
     if newest is None:
         return "There is no checkpoint to resume from."
@@ -83,7 +83,7 @@ def what_is_left(run: Path) -> str:
 
 
 def _weights(training: Training) -> int:
-    """Of RUN/model, and of best weights: all rows, without optimizer state."""
+    """Bytes of RUN/model, and of best weights: all rows, without optimizer state."""
     tables = training.learner.tables
     rows = sum(
         (table.rows or 0) * table.dim * tables.group_of(name).weight_type.itemsize
@@ -97,7 +97,7 @@ def _num_bytes(tensors: Iterable[object]) -> int:
 
 
 def _checkpoint(training: Training) -> int:
-    """Of one that holds all rows that an epoch trains, those of this rank."""
+    """Bytes of a checkpoint with all rows that an epoch trains, those of this rank."""
     learner, schema = training.learner, training.loaders.train.dataset.schema
     dense = _num_bytes(learner.model.state_dict().values())
     if training.total_steps < len(training.loaders.train):
@@ -127,7 +127,7 @@ def _rows_of(feature: IdFeature) -> int:
 
 
 def _bytes_in(run: Path) -> int:
-    """Of an old run, what goes when a new one begins in its folder."""
+    """Bytes of an old run that are removed when a new one begins in its folder."""
     places = [run / name for name in CONTENT]
     files = [file for place in places for file in (place.rglob("*") if place.is_dir() else [place])]
     return sum(os.stat(file).st_blocks * 512 for file in files if file.is_file())

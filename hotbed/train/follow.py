@@ -43,7 +43,7 @@ class CountingTables(Protocol):
     """Tables, as far as this file needs them."""
 
     def id_counts(self) -> dict[str, IdCounts]:
-        """Of every table with dynamic ids."""
+        """Counts of every table with dynamic ids."""
 
     def set_id_clock(self, clock: Callable[[int], float]) -> None:
         """Let ids expire by this time instead of the machine's."""
@@ -153,7 +153,7 @@ def hour_lines(records: Iterable[Record], position: Record) -> list[Record]:
 
 
 def follow_problems(config: RunConfig, dataset: Dataset, world: World) -> list[str]:
-    """What cannot be together with follow.source."""
+    """Settings that cannot be combined with follow.source."""
     follow, problems = config.follow, []
     if not follow.source:
         return []
@@ -179,7 +179,7 @@ def follow_problems(config: RunConfig, dataset: Dataset, world: World) -> list[s
 
 
 def time_column(follow: FollowConfig, dataset: Dataset) -> TimeColumn | None:
-    """Of the rows of the log: as given, else as the dataset was prepared, else none."""
+    """The time column of the log: as given, else as the dataset was prepared, else none."""
     if follow.time:
         return TimeColumn.parse(follow.time)
     noted = dataset.schema.notes.get("time")

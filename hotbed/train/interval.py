@@ -76,7 +76,7 @@ class Interval:
         }
 
     def emptied(self) -> Interval:
-        """As many steps, with no samples."""
+        """The same number of steps, without samples."""
         interval = Interval()
         for loss, logits, labels in zip(self._losses, self._logits, self._labels):
             interval.add(torch.zeros_like(loss), logits[:0], labels[:0])
@@ -98,7 +98,7 @@ class Interval:
 
 
 class RunClock:
-    """Of this session of a run, which begins with its first step and may continue others."""
+    """The clock of this session of a run, which begins with its first step and may continue earlier sessions."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -16,13 +16,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from hotbed.checkpoint import Policy
-from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
-from hotbed.models.base_rate import Positives, held_out_shift, mean_shift, output_bias
 from hotbed.telemetry.observer import Best, MetricsLog, NoLog, Observer, Progress, Record
 from hotbed.train.checkpoint import BestWeights, checkpoint_root, has_checkpoint, load_checkpoint, state_of
 from hotbed.train.evaluation import NO_BREAKDOWN, Evaluation, evaluate
@@ -31,6 +26,7 @@ from hotbed.train.follow import Follower, hour_lines
 from hotbed.train.interval import Interval, RunClock
 from hotbed.train.metrics import Breakdown
 from hotbed.train.ranks import RankSaver, first_bad, summary_of
+from hotbed.train.recalibrate import recalibrate
 from hotbed.train.settings import LearningCourse, Loaders, StepIntervals
 from hotbed.train.step import Learner
 from hotbed.train.watch import Ids, Watch, ids_of
@@ -211,7 +207,7 @@ class Training:
             if not isinstance(error.__cause__, OSError):
                 raise
             self._num_refused += 1
-            self.observer.say(f"warning: no checkpoint was written, the last one stays: {error}")
+            self.observer.say(f"warning: no checkpoint was written; the last one is kept: {error}")
             self.follower.failed()
 
     def save(self, wait: bool = True) -> None:
@@ -243,12 +239,14 @@ class Training:
             if reason == INTERRUPTED or self.world.size > 1 or not isinstance(error.__cause__, OSError):
                 raise
             self.unsaved = str(error)
-            self.observer.say(f"warning: no checkpoint of the end was written; the model is tried next: {error}")
+            self.observer.say(
+                f"warning: the final checkpoint could not be written; trying to write the model next: {error}"
+            )
 
     def storage(self, together: bool = True) -> Record:
         """For the summary: counts of the tiers and of the ids in training; None where there are none.
 
-        Ids are those of all ranks; not `together`, as the last line of the log tells them.
+        Ids are those of all ranks; not `together`: those of the last line of the log.
         """
         return self._last_storage or {"tiers": self._watch.tiers(), "ids": self.ids(together)}
 
@@ -258,7 +256,7 @@ class Training:
 
     @property
     def num_failed_checkpoints(self) -> int:
-        """Those that the disk refused while training went on."""
+        """Checkpoints that the disk refused while training continued."""
         return self._saver.num_failed + self._num_refused + bool(self.unsaved)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
@@ -294,36 +292,11 @@ class Training:
             self._restored = best
 
     def recalibrate(self, stop: Callable[[], bool]) -> None:
-        """After `settle`: shift the output so that its mean over the train split is the share of positives there.
-
-        Adaptive optimizers move as far for a small gradient as for a large one, so a rare label is predicted too seldom. Then
-        by the valid split, as its rows were not learned by heart.
-        """
-        train, valid = self.loaders.train, self.loaders.held_out.get("valid")
-        bias = output_bias(self.learner.model) if self.course.recalibrate else None
-        if bias is None or not isinstance(train, Loader):  # a topic that is followed is read once
-            return
-        self.world.stage("calibrating")
-        with self._watch.aside():
-            self.learner.merge()
-            learned = evaluate(self.learner, train, stop, self.world)
-            if learned is None:
-                return
-            sampled = learned.metrics.positives / learned.metrics.samples
-            shift = self.learner.sampled_shift
-            self._shift(bias, mean_shift(learned.logits + shift, sampled) if self.world.is_first else None)
-            found = None if valid is None else evaluate(self.learner, valid, stop, self.world)
-            if found is not None and 0 < sampled < 1:
-                odds = sampled / (1 - sampled) * math.exp(-shift)
-                log = Positives(learned.metrics.positives, learned.metrics.positives * (1 + 1 / odds))
-                here = Positives(found.metrics.positives, found.metrics.samples)
-                self._shift(bias, held_out_shift(found.logits, here, log) if self.world.is_first else None)
-        self._last_valid = None
-
-    def _shift(self, bias: nn.Parameter, shift: float | None) -> None:
-        """By a number that rank 0 has."""
-        with torch.no_grad():
-            bias.add_(self.world.from_first(shift))
+        """After `settle`: shift the output to the share of positives, if the settings say so."""
+        if self.course.recalibrate:
+            with self._watch.aside():
+                if recalibrate(self.learner, self.loaders, stop):
+                    self._last_valid = None
 
     def position(self) -> Record:
         """What the weights have seen; epochs are counted from 1."""

@@ -237,7 +237,7 @@ MOST_SLICES = 20  # listed; the others are one slice
 
 
 class Breakdown(NamedTuple):
-    """By which features metrics are given, too: one id per sample each."""
+    """The features by which metrics are also given: one id per sample each."""
 
     group: str = ""
     by: tuple[str, ...] = ()
@@ -316,7 +316,7 @@ def _shown(raw: int, source: str) -> str:
 
 
 class GroupedAuc(NamedTuple):
-    """Of all groups together."""
+    """The AUC within groups, of all groups together."""
 
     auc: float  # nan where no group has both classes
     groups: int  # that have both

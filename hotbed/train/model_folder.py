@@ -92,7 +92,7 @@ def save_schema(folder: Path, dataset: Dataset) -> None:
             copy_file(dataset.path / "counts" / name, folder / "counts" / name)
         found = Dataset.open(dataset.path).fingerprint if names else wanted
     except (DataError, FileNotFoundError) as error:
-        raise RunError(_replaced(dataset, f"cannot be opened any more ({error})")) from error
+        raise RunError(_replaced(dataset, f"can no longer be opened ({error})")) from error
     if found != wanted:
         raise RunError(_replaced(dataset, f"was replaced meanwhile (its fingerprint was {wanted} and is now {found})"))
 
@@ -199,7 +199,7 @@ def _loaded(folder: Path, device: str, cache: float | None, hbm: str | None, bat
 
 
 def _table(card: dict[str, Any]) -> Table:
-    """Of a number of rows every weight is loaded; of dynamic ids, those that have a row."""
+    """Load a table: all weights if it has a number of rows; for dynamic ids, those that have a row."""
     common = {name: card[name] for name in ("rows", "dim", "pooling", "hashing")}
     if card["rows"] is not None:
         return Table(**common, init=Constant(0.0))
@@ -222,7 +222,7 @@ def check_same_ids(model_folder: Path, dataset: Dataset) -> None:
             model_folder / "counts" / name, dataset.path / "counts" / name
         ):
             raise SchemaError(
-                f"{dataset.path} numbers the ids of {table} otherwise than the dataset the model was trained on. "
+                f"{dataset.path} numbers the ids of {table} differently from the dataset the model was trained on. "
                 "Score the raw files instead: `hotbed predict RUN FILE...`."
             )
 

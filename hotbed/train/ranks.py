@@ -196,7 +196,7 @@ class RankSaver:
         return self._saver.save(state, wait=wait)
 
     def prune(self) -> None:
-        """Remove what no rank needs any more; all ranks, when none is writing."""
+        """Remove what no rank needs; called on all ranks, when none is writing."""
         if self._world.size > 1:
             mine = {step_of(folder) for folder in folders_in(self.root)}
             common = sorted(set.intersection(*self._world.gather(mine)))

@@ -38,7 +38,7 @@ class WatchedRow(NamedTuple):
 
 
 class _RowNote(NamedTuple):
-    """Of one row in one step, on the device."""
+    """A note of one row in one step, on the device."""
 
     row: WatchedRow
     step: int

@@ -50,7 +50,7 @@ class Subject(NamedTuple):
     dataset_name: str
     dataset: Dataset
     card: dict[str, Any]
-    label_notes: tuple[str, ...] = ()  # in which way labels were not counted as they are in the log
+    label_notes: tuple[str, ...] = ()  # how the counting of labels differs from the log
 
 
 class RunOutcome(NamedTuple):
@@ -117,13 +117,13 @@ def _try_summary(training: Training, subject: Subject, reason: str) -> None:
 
 
 def _refused(training: Training, error: HotbedError) -> str:
-    """What the disk did not take, and what there is all the same."""
+    """What the disk refused, and what is there nevertheless."""
     first = f"{training.unsaved} The model does not fit either: " if training.unsaved else ""
     return f"{first}{error} {what_is_left(training.run)}"
 
 
 def _unsaved(training: Training) -> str:
-    """Of a run whose model was written, and whose last checkpoint was not."""
+    """The message for a run whose model was written, and whose last checkpoint was not."""
     if not training.unsaved:
         return ""
     model = f"What was learned is not lost: {training.run / 'model'} is whole."
@@ -149,7 +149,7 @@ def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> d
 def _summary(
     training: Training, subject: Subject, found: dict[str, Evaluation] | None, reason: str, *, together: bool
 ) -> Summary:
-    """`found` is None when the run did not come to its end; `together`: all ranks are here."""
+    """`found` is None when the run did not finish; `together`: all ranks are here."""
     progress, learner, schema = training.progress, training.learner, subject.dataset.schema
     evaluations = found or {}
     final = {split: evaluation.metrics._asdict() for split, evaluation in evaluations.items()}

@@ -41,7 +41,7 @@ from hotbed.types import Batch
 
 
 class StepResult(NamedTuple):
-    """Of one training step, still on the device."""
+    """The result of one training step, still on the device."""
 
     loss: Tensor  # [], the mean over the samples of this rank
     logits: Tensor  # [B]
@@ -221,7 +221,7 @@ def task_loss(
 
 
 def sampled_shift(kept: float) -> float:
-    """What the log odds of a positive gain where a share `kept` of the negatives is left."""
+    """How much the log odds of a positive gain if a share `kept` of the negatives is kept."""
     return -math.log(kept) if kept != 1 else 0.0
 
 

@@ -68,7 +68,7 @@ def why_not_changed(before: dict[str, Any], after: dict[str, Any]) -> str | None
 
 
 def random_states() -> dict[str, Any]:
-    """Of the generators that Python code may draw from."""
+    """States of the generators that Python code may draw from."""
     return {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
 
 

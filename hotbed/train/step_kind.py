@@ -152,7 +152,7 @@ class _OuterVariables(Collection[Any]):
 
 
 class _Settings(Collection[Any]):
-    """Of a group of an optimizer, but for a learning rate that a recording reads anew in every step."""
+    """Settings of an optimizer's group, except a learning rate that a recording reads again in every step."""
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -265,5 +265,5 @@ def torch_settings() -> tuple[Any, ...]:
 
 
 def tensors_of(vectors: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
-    """Of one lookup."""
+    """The tensors of one lookup."""
     return list(vectors.values()) if isinstance(vectors, Mapping) else [vectors]

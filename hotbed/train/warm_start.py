@@ -2,7 +2,7 @@
 
 A vocabulary numbers its ids by their frequency, so another dataset gives the same value another row. The id lists of both
 datasets tell which row became which; a table whose old list is lost is not carried over. Where ids were numbered before and
-are now raw, for dynamic tables, the list tells their 64-bit ids.
+are now raw, for dynamic tables, the list has their 64-bit ids.
 """
 
 from __future__ import annotations

@@ -99,10 +99,10 @@ class ReportingTables(CountingTables, Protocol):
         """Where the rows are looked up."""
 
     def tiers(self) -> Tiers | None:
-        """Of memory and ssd, summed over groups; None without an ssd."""
+        """Counts of memory and ssd, summed over groups; None without an ssd."""
 
     def id_counts(self) -> dict[str, IdCounts]:
-        """Of every table with dynamic ids."""
+        """Counts of every table with dynamic ids."""
 
 
 class Watch:

@@ -253,7 +253,7 @@ def _run_trial(request: TuneRequest, study: optuna.Study, say: Callable[[TunedTr
     found = results(study)
     if best_of(found) is None and len(found) >= STARTUP_TRIALS:
         raise HotbedError(
-            f"none of the first {STARTUP_TRIALS} trials came to its end: {_errors(study)}. Correct the settings."
+            f"none of the first {STARTUP_TRIALS} trials finished: {_errors(study)}. Correct the settings."
         )
     say(found[-1])
     return True
@@ -290,7 +290,7 @@ def write_tune_page(path: Path, name: str, trials: list[TunedTrial]) -> None:
 
 def _result(best: TunedTrial | None, first: TunedTrial | None) -> str:
     if best is None or best.valid_auc is None:
-        return "<p>No trial has come to its end.</p>"
+        return "<p>No trial has finished yet.</p>"
     gain = ""
     if first is not None and first.valid_auc is not None:
         gain = f" Defaults reach {decimal(first.valid_auc)}, {best.valid_auc - first.valid_auc:.4f} less."

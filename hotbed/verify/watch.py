@@ -1,7 +1,7 @@
 """Records what every call of tables reads and writes, group by group, without changing it.
 
-A watch wraps lookup and update of each group and copies the records of the batch. It wraps `exchange` to know which rows have
-come to the device.
+A watch wraps lookup and update of each group and copies the records of the batch. It wraps every exchange to know which rows
+have come to the device.
 
 `inject` flips one bit on purpose, to check that `verify` finds it. Each place flips it at the first opportunity after some
 steps: in a weight of a row on the device, in a state of its optimizer, in a record on its way to the store, or in a vector on
@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotbed.cache.plans import WindowPlan
 from hotbed.errors import ConfigError
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.update import TableRows
-from hotbed.tables.group.cached import CachedRows, Fetch
+from hotbed.tables.group.cached import CachedRows
+from hotbed.tables.group.fetch import Fetch
 from hotbed.tables.group.group import TableGroup, UpdateStep
 from hotbed.tables.module import EmbeddingTables
 
@@ -51,7 +54,7 @@ class TableWatch:
             self._attend(group, "lookup", self._lookup_of(group))
             self._attend(group, "apply", self._update_of(group))
             for cache in group.caches:
-                self._attend(cache, "exchange", self._exchange_of(cache, number))
+                self._attend(cache, "fetch", _fetch_of(cache, partial(self._exchanged, number)))
                 self._attend(cache, "exchange_with", self._exchange_with_of(cache, number))
 
     def take(self) -> list[GroupCall]:
@@ -100,23 +103,35 @@ class TableWatch:
 
         return watched
 
-    def _exchange_of(self, cache: CachedRows, number: int) -> Callable[..., None]:
-        exchange = cache.exchange
-
-        def watched(fetch: Fetch) -> None:
-            self._came.append((number, fetch.plan.miss_keys.cpu().clone()))
-            exchange(fetch)
-
-        return watched
+    def _exchanged(self, number: int, plan: WindowPlan) -> None:
+        self._came.append((number, plan.miss_keys.cpu().clone()))
 
     def _exchange_with_of(self, cache: CachedRows, number: int) -> Callable[..., None]:
         exchange_with = cache.exchange_with
 
         def watched(transfer: Any, window: int, plan: Any, num_batches: int, num_lookups: int) -> None:
             exchange_with(transfer, window, plan, num_batches, num_lookups)  # waits for the lists
-            self._came.append((number, plan.miss_keys.cpu().clone()))
+            self._exchanged(number, plan)
 
         return watched
+
+
+def _fetch_of(cache: CachedRows, exchanged: Callable[[WindowPlan], None]) -> Callable[..., Fetch]:
+    """A stand-in for `cache.fetch`: `exchanged` is called after every exchange."""
+    new_fetch = cache.fetch
+
+    def watched_fetch(plan: WindowPlan, num_batches: int, num_lookups: int) -> Fetch:
+        fetch = new_fetch(plan, num_batches, num_lookups)
+        exchange = fetch.exchange
+
+        def watched() -> None:
+            exchange()
+            exchanged(plan)
+
+        fetch.exchange = watched  # type: ignore[method-assign]
+        return fetch
+
+    return watched_fetch
 
 
 def bits_of(values: Tensor) -> Tensor:
@@ -189,7 +204,7 @@ def _damage_writes(group: Any, after: int) -> None:
     if not group.caches:
         raise ConfigError("inject write-back: these tables write nothing back; give them a cache.")
     cache = group.caches[0]
-    store, write, exchange = cache.store, cache.store.write, cache.exchange
+    store, write = cache.store, cache.store.write
     writes = 0
 
     def is_due(num_rows: int) -> bool:
@@ -206,14 +221,13 @@ def _damage_writes(group: Any, after: int) -> None:
                 flip_bit(records, row, 0)
         write(keys, records)
 
-    def damaged_exchange(fetch: Any) -> None:
-        exchange(fetch)
-        if is_due(fetch.plan.num_victims):
-            for key in fetch.plan.victim_keys.tolist():
+    def damage_store(plan: WindowPlan) -> None:
+        if is_due(plan.num_victims):
+            for key in plan.victim_keys.tolist():
                 flip_bit(store.parts()[0], key, 0)
 
     if cache.is_direct:  # victims go straight from their slots to the store
-        cache.exchange = damaged_exchange
+        cache.fetch = _fetch_of(cache, damage_store)
     else:
         store.write = damaged
 

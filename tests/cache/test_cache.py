@@ -32,7 +32,7 @@ class Feeder:
         if self.sorts:
             from hotbed.ops.index import triton
 
-            self.cache._ops = triton
+            self.cache._ops = self.cache.index._ops = triton
 
     def arrive(self, keys: list[int], at_once: bool = False) -> Arrival:
         tensor = torch.tensor(keys, dtype=torch.int64, device=self.device)
@@ -134,7 +134,7 @@ def test_batches_ahead_can_be_dropped(backend: str) -> None:
     feeder.cache.check_integrity()
     assert feeder.cache.num_arrived == 0
     assert sorted(feeder.cache.resident()[0].tolist()) == [1, 2, 3]
-    assert feeder.cache._count_live(wait=True) == 3
+    assert feeder.cache.index.count_live(wait=True) == 3
     again = feeder.arrive([4, 1])
     assert feeder.cache.plan([again], True).miss_keys.tolist() == [4]
 
@@ -147,7 +147,7 @@ def test_keys_that_are_gone_have_no_slot_and_no_cell_unless_a_batch_ahead_has_th
     feeder.cache.plan([first], True)
     feeder.cache.forget(torch.tensor([1, 4, 9], device=feeder.device))
     assert sorted(feeder.cache.resident()[0].tolist()) == [2, 3]
-    assert feeder.cache.num_live == 4
+    assert feeder.cache.index.num_live == 4
     feeder.cache.check_integrity()
     assert sorted(feeder.cache.plan([ahead], True).miss_keys.tolist()) == [4, 5]
 
@@ -330,7 +330,7 @@ def test_a_recorded_cache_counts_what_windows_freed_whether_or_not_anybody_read_
         if reads:
             plan.wait()
     recorded.settle()
-    assert feeder.cache.num_live == 8
+    assert feeder.cache.index.num_live == 8
     feeder.cache.check_integrity()
 
 
@@ -345,7 +345,7 @@ def test_a_recorded_cache_that_is_settled_has_counted_the_batches_ahead() -> Non
     recorded = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
     recorded.arrive(describe_ids(torch.arange(8, device=feeder.device)))
     recorded.settle()
-    assert feeder.cache.num_live == 8
+    assert feeder.cache.index.num_live == 8
 
 
 @needs_triton
@@ -376,6 +376,6 @@ def test_an_arrival_that_was_broken_off_is_not_missing_in_the_count(monkeypatch)
         cache.arrive(torch.arange(4, 11), None)
     monkeypatch.setattr(cache._ops, "arrive", real)
     cache.drop_ahead()
-    assert cache.num_live == 0
+    assert cache.index.num_live == 0
     cache.plan([cache.arrive(torch.arange(5), None)], train=True)
     cache.check_integrity()

@@ -80,7 +80,7 @@ def test_keys_without_a_cell_are_counted_and_the_others_have_theirs(backend: str
 def test_a_full_index_is_reported_before_the_batch_is_planned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: ops_of(backend))
     cache = Cache(WAYS, ORACLE, device_of(backend), name="the cache of clicks")
-    monkeypatch.setattr(cache, "make_room", lambda num_lookups: None)  # the mistake that must not go unnoticed
+    monkeypatch.setattr(cache.index, "make_room", lambda num_lookups: None)  # the mistake that must not go unnoticed
     batches = [cache.arrive(torch.arange(n, n + 8, device=cache.device), None) for n in range(0, 40, 8)]
     for batch in batches[:4]:
         cache.plan([batch], train=True)
@@ -97,7 +97,7 @@ def test_a_crowded_table_is_tidied(backend: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: ops)
     draw = torch.Generator().manual_seed(0)
     cache = Cache(100, ORACLE, device_of(backend))
-    monkeypatch.setattr(cache, "make_room", lambda num_lookups: None)
+    monkeypatch.setattr(cache.index, "make_room", lambda num_lookups: None)
     cache.reserve(28 * WAYS)  # 448 cells, of which 100 are slots' and 304 of 19 batches ahead
     tidied = []
     monkeypatch.setattr(ops, "tidy", lambda *parts, tidy=ops.tidy: tidied.append(tidy(*parts)))
@@ -179,8 +179,8 @@ def test_one_large_batch_does_not_make_later_ones_wait(monkeypatch: pytest.Monke
     """A batch that took many cells makes room doubtful, and room that is doubtful is counted, which waits for the device."""
     cache = Cache(200, ORACLE, torch.device("cpu"))
     waits: list[bool] = []
-    count = cache._count_live
-    monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
+    count = cache.index.count_live
+    monkeypatch.setattr(cache.index, "count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
     cache.plan([cache.arrive(torch.arange(150), None)], train=True)
     cache.counters.publish()
     cache.plan([cache.arrive(torch.arange(150), None)], train=True)
@@ -202,8 +202,8 @@ def test_lookups_of_few_keys_do_not_make_a_batch_wait(monkeypatch: pytest.Monkey
     cache.plan([cache.arrive(torch.arange(5), None)], train=True)
     cache.counters.publish()
     waits: list[bool] = []
-    count = cache._count_live
-    monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
+    count = cache.index.count_live
+    monkeypatch.setattr(cache.index, "count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
     cache.plan([cache.arrive(torch.arange(5).repeat(num_cells // 6), None)], train=True)
     assert waits
     assert True not in waits
@@ -249,7 +249,7 @@ def test_how_far_to_look(num_keys: int, num_slots: int, given: int | None, bound
 def test_a_recorded_planner_learns_that_the_table_has_grown() -> None:
     device = device_of("triton")
     cache = Cache(8, ORACLE, device)
-    cache._ops = ops_of("triton")
+    cache._ops = cache.index._ops = ops_of("triton")
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
     recorded = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
     for n in range(6):
@@ -267,19 +267,19 @@ def test_a_recorded_planner_learns_that_the_table_has_grown() -> None:
 def test_an_index_that_may_not_grow_is_filled_higher(bounded: bool) -> None:
     cache = Cache(160, ORACLE, torch.device("cpu"), bounded=bounded)
     num_cells = cache.parts()[0].key.shape[0]
-    assert cache.has_room(int(0.69 * num_cells), 1)
-    assert cache.has_room(int(0.71 * num_cells), 1) == bounded
-    assert not cache.has_room(int(0.96 * num_cells), 1)
-    assert cache.has_room(round((0.95 if bounded else 0.7) * num_cells), 1)  # just so
-    assert cache.has_room(1, num_cells)  # likewise
-    assert not cache.has_room(1, num_cells + 1)
+    assert cache.index.has_room(int(0.69 * num_cells), 1)
+    assert cache.index.has_room(int(0.71 * num_cells), 1) == bounded
+    assert not cache.index.has_room(int(0.96 * num_cells), 1)
+    assert cache.index.has_room(round((0.95 if bounded else 0.7) * num_cells), 1)  # just so
+    assert cache.index.has_room(1, num_cells)  # likewise
+    assert not cache.index.has_room(1, num_cells + 1)
 
 
 @pytest.mark.skipif("triton" not in BACKENDS, reason="no triton")
 def test_a_recorded_planner_reports_a_full_index(monkeypatch: pytest.MonkeyPatch) -> None:
     device = device_of("triton")
     cache = Cache(WAYS, ORACLE, device, name="the cache of clicks")
-    cache._ops = ops_of("triton")
+    cache._ops = cache.index._ops = ops_of("triton")
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
     recorded = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
     monkeypatch.setattr(recorded, "_make_room", lambda batches: True)  # the mistake that must not go unnoticed

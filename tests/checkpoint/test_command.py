@@ -64,7 +64,7 @@ def test_verify_finds_the_damaged_file(hotbed, run):
     path.write_bytes(content)
     code, _, err = hotbed("checkpoint", "verify", run)
     assert code == 1
-    assert f"{path} is damaged: its content does not fit its checksum." in err
+    assert f"{path} is damaged: its content does not match its checksum." in err
     assert "1 problem in" in err
     code, out, _ = hotbed("checkpoint", "verify", run / "checkpoints" / "000000000003")
     assert (code, "1 checkpoint is intact" in out) == (0, True)

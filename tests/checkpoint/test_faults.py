@@ -105,7 +105,7 @@ def test_a_full_disk_does_not_end_training(root, tables, monkeypatch):
         assert saver.save(state(3))
         assert not saver.settle()
     assert saver.num_failed == 1
-    assert "no checkpoint was written, the last one stays" in said[0]
+    assert "no checkpoint was written; the last one is kept" in said[0]
     assert "No space left on device" in said[0]
     assert saver.save(state(4))
     assert saver.settle()

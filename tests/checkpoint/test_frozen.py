@@ -151,7 +151,7 @@ def test_a_full_disk_that_refuses_segments_does_not_end_training(tmp_path, table
     saver.save(state(2))
     assert not saver.settle()
     assert saver.num_failed == 1
-    assert "the last one stays" in said[0]
+    assert "the last one is kept" in said[0]
     assert "No space left on device" in said[0]
     monkeypatch.undo()
     saver.save(state(3))

@@ -129,7 +129,7 @@ def test_without_a_thread_the_snapshot_is_left_and_training_continues(tmp_path, 
         assert not saver.save(state(1))
     assert tables.touched == touched  # marks are back: the snapshot was left
     assert saver.num_failed == 1
-    assert said == ["warning: no checkpoint was written, the last one stays: can't start new thread"]
+    assert said == ["warning: no checkpoint was written; the last one is kept: can't start new thread"]
     assert not saver.busy
     assert saver.save(state(2))
     assert saver.settle()
@@ -253,5 +253,5 @@ def test_a_system_without_threads_to_give_is_said_and_training_continues(tmp_pat
         patch.setattr(threading.Thread, "start", refuse)
         assert not saver.save(state(1))
     assert saver.num_failed == 1
-    assert said == ["warning: no checkpoint was written, the last one stays: can't start new thread"]
+    assert said == ["warning: no checkpoint was written; the last one is kept: can't start new thread"]
     assert saver.save(state(2), wait=True)

@@ -174,7 +174,7 @@ def test_warm_start_refuses_what_means_something_else(tmp_path):
     carried = checkpoint.warm_start(tmp_path, other)
     assert same(other, fresh)
     assert carried.rows == {}
-    assert any("hashed into another number of rows" in note for note in carried.notes)
+    assert any("hashed into a different number of rows" in note for note in carried.notes)
     assert any("vectors of 4 numbers do not fit in 2" in note for note in carried.notes)
 
 

@@ -67,7 +67,7 @@ def test_rules_cannot_change_on_the_way(hotbed, days, tmp_path):
     for change in (("--admit", "after 3"), ("--expire", ""), ("--set", "tables.dynamic=[user]")):
         result = hotbed("train", "--resume", run, "--epochs", 2, *change)
         assert result.code == 2
-        assert "cannot change on --resume" in result.err
+        assert "cannot be changed with --resume" in result.err
     result = hotbed("train", "--resume", run, "--epochs", 2, "--hbm", "32KiB")
     assert result.code == 0, result.err
 

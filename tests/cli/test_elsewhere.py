@@ -68,7 +68,7 @@ def test_where_it_is_gone_the_way_out_is_told(hotbed, home, tmp_path, monkeypatc
     for command in (["evaluate", "mine"], ["train", "--resume", "mine", "--epochs", 2, "--quiet"]):
         lost = hotbed(*command)
         assert lost.code == 1
-        assert "mine was trained on mydata, which is not there any more" in lost.err
+        assert "mine was trained on mydata, which is no longer there" in lost.err
         assert "--data DATASET" in lost.err
         found = hotbed(*command, "--data", home / "mydata")
         assert found.code == 0, found.err

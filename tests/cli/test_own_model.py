@@ -214,7 +214,7 @@ def test_fit_does_what_train_does(hotbed, mine, tmp_path, monkeypatch):
         "code/mine.py:Mine", "criteo-like:3000", out=run.folder, resume=True, epochs=3, quiet=True
     )  # the same call
     assert again.summary["steps"] == 3 * run.summary["steps"]
-    with pytest.raises(ConfigError, match=r"model.name, model.source cannot change on --resume"):
+    with pytest.raises(ConfigError, match=r"model.name, model.source cannot be changed with --resume"):
         package.fit("deepfm", out=run.folder, resume=True, epochs=4)
     with pytest.raises(ConfigError, match=r"not an instance \(given: a Linear\)"):
         package.fit(torch.nn.Linear(1, 1))

@@ -68,10 +68,10 @@ def test_raw_files_with_labels_are_measured(hotbed, data, log, tmp_path):
 
 def test_a_leak_is_named_by_prepare_and_by_train(hotbed, log):
     done = hotbed("prepare", log, "--out", "leaky", "--positive", "rating>=4", "--splits", "train=0.8,test=0.2")
-    assert "WARNING thanks: this column alone tells the label" in done.err
+    assert "WARNING thanks: this column alone gives the label away" in done.err
     done = hotbed("train", "--data", "leaky", "--out", "run", *FAST)
     assert "there is no valid split" in done.err
-    assert "WARNING this AUC is hardly real: thanks alone tells the label" in done.err
+    assert "WARNING this AUC is too good to be true: thanks alone gives the label away" in done.err
     assert "--drop thanks" in done.err
 
 

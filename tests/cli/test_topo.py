@@ -61,7 +61,7 @@ def test_ranks_of_two_nodes_measure_their_links(tmp_path, more):
             one.communicate()
     if more:
         assert all(one.returncode for one in nodes)
-        assert "torchrun has said how many ranks there are" in "".join(text for _, text in ended)
+        assert "torchrun sets the number of ranks" in "".join(text for _, text in ended)
         return
     assert [one.returncode for one in nodes] == [0, 0], ended
     assert ended[1][0] == ""

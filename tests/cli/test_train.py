@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_another_cache(hotbed, tmp_path):
     ours, theirs = (run / "model" / "tables.safetensors" for run in (changed, whole))
     assert ours.read_bytes() == theirs.read_bytes()
     result = hotbed("train", "--resume", changed, "--epochs", "2", "--set", "tables.precision=bf16")
-    assert "tables.precision cannot change on --resume" in result.err
+    assert "tables.precision cannot be changed with --resume" in result.err
 
 
 def test_an_evaluation_batch_that_does_not_fit_is_told_before_training(hotbed, tmp_path):
@@ -292,7 +292,7 @@ def test_a_finished_run_can_only_go_on_for_longer(hotbed, tmp_path):
     assert "is finished: the epoch is done" in result.err
     assert f"--resume {run} --epochs 2" in result.err
     result = hotbed("train", "--resume", run, "--set", "model.dim=8")
-    assert "model.dim cannot change on --resume" in result.err
+    assert "model.dim cannot be changed with --resume" in result.err
     result = hotbed("train", "--resume", run, "--epochs", 2, "--set", "dense.recorded=false")  # the same bits
     assert result.code == 0, result.err
     assert json.loads((run / "summary.json").read_text())["epochs"] == 2
@@ -483,7 +483,7 @@ def test_plain_lines_are_sparse():
 def test_few_steps_are_said_aloud(hotbed, tmp_path):
     few = ("--epochs", 1, "--batch-size", 4096)
     done = hotbed("train", "--data", "criteo-like:5000", "--out", tmp_path / "few", "--quiet", *few)
-    assert "2 steps of 4,096 samples are few to learn from. Leave out data.batch_size" in done.err
+    assert "2 steps of 4,096 samples are too few to learn much from. Leave out data.batch_size" in done.err
     again = hotbed("train", tmp_path / "few", "--out", tmp_path / "other")
     assert "is a folder, not a run file" in again.err
     assert "Did you mean dcnv2?" in hotbed("train", "--model", "dcn", "--out", tmp_path / "other").err

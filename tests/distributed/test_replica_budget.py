@@ -39,7 +39,7 @@ def on_device(tables):
     for one in replicas:
         arrays += num_bytes(one.rows)
         if one._cache is not None:
-            arrays += num_bytes([one._cache._cells, one._cache._slots, one._cache._victims])
+            arrays += num_bytes([one._cache.index.cells, one._cache._slots, one._cache._victims])
         assert one.num_bytes >= arrays - 4096
     return taken(tables) - below + arrays
 

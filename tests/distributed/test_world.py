@@ -28,8 +28,8 @@ def test_ranks_that_are_silent_stand_still_or_are_behind_are_named(pulse):
         pulse._store.set(f"pulse-{rank}", json.dumps(sign))
     said = pulse.diagnosis(0.2).split("; ")
     assert said == [
-        "rank 1 gives no sign of life any more, it was last in the stage 'reading' for 7 s",
-        "rank 2 gives no sign of life any more, it was last in the stage 'reading' for 7 s",
+        "rank 1 no longer gives a sign of life: it was last in the stage 'reading' for 7 s",
+        "rank 2 no longer gives a sign of life: it was last in the stage 'reading' for 7 s",
         "rank 3 has never given a sign of life",
     ]
 

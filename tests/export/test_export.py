@@ -199,7 +199,7 @@ def test_damage_is_named(deepfm, tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     read_export(out)
-    with pytest.raises(RunError, match=r"rows/site\.safetensors does not fit its checksum"):
+    with pytest.raises(RunError, match=r"rows/site\.safetensors does not match its checksum"):
         read_export(out, every_byte=True)
     path.write_bytes(content[:-1])
     with pytest.raises(RunError, match=r"rows/site\.safetensors has \d+ bytes"):

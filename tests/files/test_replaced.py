@@ -77,7 +77,7 @@ def test_half_a_version_is_refused(bucket, tmp_path, replacing):
     new = write_version(tmp_path / "two", 2)
     replacing(100, lambda: by_another_tool(new, bucket / "export"))
     (bucket / "export" / DENSE).put(new / DENSE)
-    with pytest.raises(ReplacedError, match=r"dense\.safetensors does not fit the checksum"):
+    with pytest.raises(ReplacedError, match=r"dense\.safetensors does not match the checksum"):
         local_copy(bucket / "export")
     in_order(new, bucket / "export")
     assert versions_in(local_copy(bucket / "export")) == {"2"}

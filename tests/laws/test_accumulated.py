@@ -123,7 +123,7 @@ def test_rows_stay_until_the_step_and_after_zero_grad():
     vectors = tables(torch.tensor([[3], [3]]))
     vectors.mul_(2)  # theirs to change
     vectors.sum().backward()
-    with pytest.raises(HotbedError, match="gradients wait"):
+    with pytest.raises(HotbedError, match="gradients are pending"):
         tables.accumulate(False)
     assert tables.step()
     assert torch.allclose(tables.weight("a")[3], before[3] - 0.4)

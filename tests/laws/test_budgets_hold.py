@@ -19,7 +19,7 @@ from hotbed import Table, optim
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import parse_bytes, typed
 from hotbed.store import SsdStore
-from hotbed.tables.group.cached import Fetch
+from hotbed.tables.group.fetch import StagedFetch
 from hotbed.tables.sizing.budget import staged_row_bytes
 
 ROWS, DIM, BATCH, FEATURES = 60_000, 8, 150, 4
@@ -54,9 +54,9 @@ def num_bytes(root, without=()):
 
 def taken(tables):
     groups = list(tables.groups)
-    without = [group.residency._staging for group in groups]
+    without = [group.residency.staging for group in groups]
     for cache in (group.residency.cache for group in groups):
-        without += [cache.counters, cache._host_lists, cache._ahead, cache._uncounted]
+        without += [cache.counters, cache._host_lists, cache._ahead, cache.index._uncounted]
     tiered = [group.residency.store.tiered for group in groups]
     without += [one._foreseen for one in tiered if one is not None]  # of batches ahead, as `_ahead`
     stores = [getattr(group.residency.store, "ssd", group.residency.store) for group in groups]
@@ -146,16 +146,16 @@ class Moving:
 
     def __init__(self, monkeypatch, tables):
         self.most, self._tables, self._fetches = 0, tables, weakref.WeakSet()
-        monkeypatch.setattr("hotbed.tables.group.cached.Fetch", self._new)
+        monkeypatch.setattr("hotbed.tables.group.cached.StagedFetch", self._new)
 
     def _new(self, *arguments):
-        fetch = Fetch(*arguments)
+        fetch = StagedFetch(*arguments)
         self._fetches.add(fetch)
         return fetch
 
     def count(self):
         rows = [(one.staged, one.source, one.leaving) for one in list(self._fetches)]
-        self.most = max(self.most, num_bytes([rows, *(group.residency._staging for group in self._tables.groups)]))
+        self.most = max(self.most, num_bytes([rows, *(group.residency.staging for group in self._tables.groups)]))
 
 
 @pytest.mark.parametrize("kind", ["three tiers", "dynamic"])

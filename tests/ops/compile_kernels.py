@@ -84,7 +84,7 @@ def compile_index(key_type):
     bags = InputLayout(addresses, True, (0, 1), (False, True), True)
     for layout in (InputLayout(addresses, False), bags, bags._replace(is_mapped=True)):
         cache = Cache(64, make_policy("oracle"), _CPU, lists_new=layout.is_bags)
-        cache._ops = index
+        cache._ops = cache.index._ops = index
         recorded = RecordedCache(cache, Descriptions(layout, _CPU), Capacity(1000, 10), 2)
         recorded._stamps = zeros(cache.parts()[0].key.shape[0], dtype=torch.int32)
         recorded._plan(2, 1000, True)

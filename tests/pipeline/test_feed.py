@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections import UserDict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -961,16 +962,13 @@ def test_moves_that_were_waiting_when_another_failed():
     """Whoever waits for one of them goes on, and finds the error."""
     asked = threading.Event()
 
-    class Group:
-        def read(self, fetch):
-            pass
-
-        def write(self, fetch):
+    class Failing:
+        def write(self):
             asked.wait()
             raise BrokenError
 
     mover = TransferThread(torch.device("cpu"))
-    first, second = WindowRows(0, [(Group(), None)]), WindowRows(1, [])
+    first, second = WindowRows(0, [Failing()]), WindowRows(1, [])
     mover.start()
     mover.write(first)
     mover.read(second)
@@ -1003,7 +1001,7 @@ def test_a_transfer_thread_does_nothing_before_the_first_request_or_after_a_drai
 
     thread = TransferThread(torch.device("cpu"), [Store()])
     thread._tasks = Requests()
-    pending[:] = [[], Latch(), None]  # rows ahead, a drain, the end
+    pending[:] = [lambda: None, partial(thread._rest, Latch()), None]  # a request, a drain, the end
     thread._serve()
     assert done == [2], "once, between the first request and the drain"
 
@@ -1011,23 +1009,22 @@ def test_a_transfer_thread_does_nothing_before_the_first_request_or_after_a_drai
 def test_rows_that_leave_with_one_window_and_come_with_the_next_are_read_after_they_are_written():
     done = []
 
-    class Group:
-        def read(self, fetch):
-            done.append(("read", fetch.number))
-
-        def read_late(self, fetch):
-            done.append(("read late", fetch.number))
-
-        def write(self, fetch):
-            done.append(("write", fetch.number))
-
     class Rows(NamedTuple):
         number: int
         num_late: int
 
-    mover, group = TransferThread(torch.device("cpu")), Group()
+        def read(self):
+            done.append(("read", self.number))
+
+        def read_late(self):
+            done.append(("read late", self.number))
+
+        def write(self):
+            done.append(("write", self.number))
+
+    mover = TransferThread(torch.device("cpu"))
     mover.start()
-    first, second = (mover.read([(group, Rows(number, number))]) for number in range(2))
+    first, second = (mover.read([Rows(number, number)]) for number in range(2))
     mover.write(first)
     mover.drain()
     assert second.staged.is_set()
@@ -1038,13 +1035,13 @@ def test_rows_that_leave_with_one_window_and_come_with_the_next_are_read_after_t
 def test_a_process_that_ends_waits_for_the_rows_on_their_way():
     written = []
 
-    class Group:
-        def write(self, fetch):
-            written.append(fetch)
+    class Rows:
+        def write(self):
+            written.append("rows")
 
     mover = TransferThread(torch.device("cpu"))
     mover.start()
-    mover.write(WindowRows(0, [(Group(), "rows")]))
+    mover.write(WindowRows(0, [Rows()]))
     mover.abandon()
     assert written == ["rows"]
     assert not mover._thread.is_alive()

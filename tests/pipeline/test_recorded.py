@@ -225,7 +225,7 @@ def test_the_index_has_room_for_all_batches_that_arrive_together():
     assert trained == 44
     cache = tables.caches[0].cache
     cache.check_integrity()
-    assert (cache.has_room(0, 0), cache._expected) == (True, 0)
+    assert (cache.index.has_room(0, 0), cache.index._expected) == (True, 0)
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

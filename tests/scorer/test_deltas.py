@@ -288,7 +288,7 @@ def test_a_chain_that_breaks_is_read_anew_and_said(streams, caplog):
 
 
 @pytest.mark.parametrize(
-    ("memory", "reason"), [(60_000, "are reserved for them"), (4_000_000, "ids that had a row have none any more")]
+    ("memory", "reason"), [(60_000, "are reserved for them"), (4_000_000, "ids that had a row no longer have one")]
 )
 def test_ids_that_do_not_fit_or_are_mostly_gone_are_read_anew(streams, caplog, monkeypatch, memory, reason):
     monkeypatch.setattr(live, "_MOST_GONE", 64)

@@ -201,7 +201,7 @@ def test_what_is_no_model_is_reported(trained, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(RunError, match="does not fit its checksum"):
+    with pytest.raises(RunError, match="does not match its checksum"):
         hotbed.load(copy)
 
 

@@ -76,7 +76,7 @@ def test_every_flipped_byte_of_a_record_is_noticed(store, offset):
         read_all(store)
     assert f"{path} is damaged: the record at byte {HEADER_BYTES + bad * STRIDE} (key {bad})" in str(caught.value)
     source = torch.empty(10, dtype=torch.int32)
-    with pytest.raises(StoreError, match="does not fit its checksum"):
+    with pytest.raises(StoreError, match="does not match its checksum"):
         store.fetch(KEYS, torch.empty(10, WIDTH), source)
     others = torch.tensor([key for key in range(10) if key != bad])
     out = torch.empty(9, WIDTH)
@@ -89,7 +89,7 @@ def test_every_flipped_bit_is_noticed(store, bit):
     path = sorted((store._segments.folder).glob("*.rows"))[0]
     for offset in range(STRIDE):
         flip(path, HEADER_BYTES + offset, 1 << bit)
-        with pytest.raises(StoreError, match="does not fit its checksum"):
+        with pytest.raises(StoreError, match="does not match its checksum"):
             read_all(store)
         flip(path, HEADER_BYTES + offset, 1 << bit)
     assert torch.equal(read_all(store), first(KEYS) + 1)

@@ -16,7 +16,7 @@ from hotbed.ops.lookups import Span
 from hotbed.ops.move import InitialTable, initial_records, initial_rows
 from hotbed.ops.records import layout_of
 from hotbed.store import MemoryStore
-from hotbed.tables.group.dynamic import TEMPORARY
+from hotbed.tables.group.temporary import TEMPORARY
 from hotbed.tables.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 
 LOW, HIGH = -(2**63), 2**63 - 1
@@ -153,7 +153,7 @@ def test_temporary_rows_stay_as_long_as_their_batch():
     ids = tables.groups[0].keyspace
     del out
     look(tables, 9)
-    assert len(ids._temporary) <= 3
+    assert len(ids.temporary) <= 3
 
 
 def test_admission_and_expiry_are_counted():

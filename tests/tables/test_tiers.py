@@ -10,7 +10,7 @@ from hotbed import Admit, Expire, Table, optim
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.store import tiered
 from hotbed.store.counts import TierSizes
-from hotbed.tables.group.cached import Fetch
+from hotbed.tables.group.fetch import StagedFetch
 from hotbed.tables.sizing.budget import SSD_BYTES_PER_KEY
 
 ROWS, DIM, RECORD = 2000, 4, 64
@@ -118,17 +118,17 @@ def test_rows_that_come_late_count_as_moved_and_are_read_when_they_are_there(mon
     rows = hotbed.EmbeddingTables({"a": Table(None, 4)}, hbm="64KiB", memory="1MiB").groups[0].residency
     counted = []
     monkeypatch.setattr(
-        rows, "_count_window", lambda fetch, num_moved, num_created: counted.append((num_moved, num_created))
+        rows, "count_window", lambda *_, num_moved, num_created: counted.append((num_moved, num_created))
     )
     monkeypatch.setattr(rows.keyspace, "fetch", lambda *_: (3, 3, torch.tensor([1, 4])))
     plan = SimpleNamespace(num_misses=7, victim_keys=torch.empty(0, dtype=torch.int64), miss_keys=torch.arange(7))
-    fetch = Fetch(plan, 1, 7)
-    rows.read(fetch)
+    fetch = StagedFetch(rows, plan, 1, 7)
+    fetch.read()
     assert counted == [(5, 2)]
     assert fetch.staged.shape[0] == 5
     records = torch.randn(2, rows.layout.width)
     rows.store.write(torch.tensor([1, 4]), records)  # what was on its way has come
-    rows.read_late(fetch)
+    fetch.read_late()
     assert torch.equal(fetch.staged[3:], records)
     assert fetch.source[[1, 4]].tolist() == [3, 4]
     assert fetch.late is None

@@ -228,7 +228,7 @@ def test_the_same_ids_are_asked_for(dataset, trained, tmp_path):
     )
     check_same_ids(model, Dataset.open(copy))
     pq.write_table(counts.take(np.arange(len(counts))[::-1]), copy / "counts" / "user.parquet")
-    with pytest.raises(SchemaError, match="numbers the ids of user otherwise"):
+    with pytest.raises(SchemaError, match="numbers the ids of user differently"):
         check_same_ids(model, Dataset.open(copy))
 
 

@@ -268,7 +268,7 @@ class TestLastCheckpoint:
         self.wait_for_an_hour(training)
         assert saved_step(tmp_path / "run") == self.last
         assert (
-            len([one for one in said if "no checkpoint was written, the last one stays: no space" in one]) == refusals
+            len([one for one in said if "no checkpoint was written; the last one is kept: no space" in one]) == refusals
         )
         assert training.num_failed_checkpoints == refusals
 

@@ -294,6 +294,6 @@ def test_a_full_disk_while_training_is_reported_and_the_run_continues(dataset, w
     summary = run(built.training, built.subject).summary
     assert summary["finished"]
     assert summary["failed_checkpoints"] >= 1
-    assert any("the last one stays" in text for text in spy.said)
+    assert any("the last one is kept" in text for text in spy.said)
     assert model_bytes(tmp_path) == model_bytes(whole)
     assert saved_step(tmp_path) == 48

@@ -138,7 +138,7 @@ class FolderSource:
         """Nothing is open."""
 
     def _arrival(self, file: ListedFile, taken: Journal, marks: set[str]) -> Arrival | None:
-        """None if it has changed since it was listed."""
+        """The arrival of a file; None if it has changed since it was listed."""
         path = self._folder / file.name
         try:
             mark = digest(path)
@@ -220,7 +220,7 @@ def _way_out(arrival: Arrival) -> str:
 
 
 def digest(path: Path, copy: IO[bytes] | None = None) -> str:
-    """Of the content of a file, which `copy` gets, too."""
+    """The digest of a file's content; `copy` gets the content too."""
     found = hashlib.blake2b(digest_size=16)
     for piece in pieces_now(path):
         found.update(piece)

@@ -108,7 +108,7 @@ class KafkaSource:
             if begin > high:
                 raise DataError(
                     f"{self.name}: partition {partition} ends at offset {high}, and messages up to {begin} were taken. It is "
-                    "not the same topic any more, or the broker has lost messages: start a new run with --warm-start."
+                    "no longer the same topic, or the broker has lost messages: start a new run with --warm-start."
                 )
             blocks = [(at, at + self._block) for at in range(begin, high - self._block + 1, self._block)]
             rest = begin + len(blocks) * self._block

@@ -28,11 +28,11 @@ from hotbed.data.raw_reader import RawReader, batch_of
 from hotbed.data.times import SECOND
 from hotbed.data.values import Bags
 from hotbed.errors import RunError
+from hotbed.host.splitmix import GOLDEN
 from hotbed.types import Batch
 
 HOUR = 3600
 BUCKETS = 256  # of ids, for drift
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MOST_AHEAD = 86_400  # seconds: a wrong clock of one writer must not make the rows of all others old
 _EARLIEST, _LATEST = 1, 2**32 - 1  # seconds that dynamic ids take
 
@@ -155,7 +155,7 @@ class FollowLoader:
         self._end = place
 
     def _batches(self, arrival: Arrival, place: Place) -> Iterator[tuple[Batch, BatchFacts]]:
-        """Of one arrival, from a place in it on; the place after its last batch is the beginning of the next arrival."""
+        """The batches of one arrival, from a place in it on; the place after the last is the beginning of the next arrival."""
         quarantine = self._reader.new_quarantine()
         watermark, held = place.watermark, None
         for number, rows in enumerate(self._cut(arrival, quarantine)):
@@ -200,7 +200,7 @@ class FollowLoader:
             for number, (ids, samples) in enumerate(features):
                 chosen = ids if rows is None else ids[rows[samples]]
                 unknown[number] = np.count_nonzero(chosen == 0) if self._vocabularies[number] else 0
-                spread = (chosen.view(np.uint64) * _GOLDEN) >> np.uint64(56)
+                spread = (chosen.view(np.uint64) * GOLDEN) >> np.uint64(56)
                 buckets[number] = np.bincount(spread.astype(np.int64), minlength=BUCKETS)
             parts.append(HourPart(int(hour), rows, unknown, buckets))
         return tuple(parts)

@@ -87,7 +87,7 @@ class Journal:
 
     @property
     def greatest_name(self) -> str:
-        """Of what was trained, in the order of names; empty before the first."""
+        """The last name, in sorted order, among the files that were trained; empty before the first."""
         return self._greatest
 
     def append(self, arrivals: Iterable[Arrival]) -> None:

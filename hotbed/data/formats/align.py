@@ -50,7 +50,7 @@ class ColumnKind(NamedTuple):
 
 
 class MixedTypes(NamedTuple):
-    """Of a column whose values in two files cannot be compared as ids."""
+    """The types of a column whose values in two files cannot be compared as ids."""
 
     first: str  # how the first file has it
     where: str  # both types, and the files

@@ -32,7 +32,7 @@ from hotbed.data.formats.chunk import (
     Text,
     Unsigned,
 )
-from hotbed.errors import FormatError, RemoteError
+from hotbed.errors import FormatError, RemoteError, reason_of
 from hotbed.files.path import size_of
 
 CHUNK_ROWS = 1 << 16
@@ -179,13 +179,7 @@ def reading_arrow(path: Path) -> Iterator[None]:
     except RemoteError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(
-            f"{path} is not Parquet or Arrow, or is damaged or truncated: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FormatError(f"{path} is not Parquet or Arrow, or is damaged or truncated: {reason_of(error)}") from error
 
 
 def read_columns(batch: pa.RecordBatch, path: Path, time: str | None, *, micros: bool = True) -> dict[str, Column]:

@@ -102,7 +102,7 @@ def _bins(values: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _auc_of_ids(labels: NDArray[np.bool_], ids: NDArray[np.int64]) -> float:
-    """Of the share of positives of every id, counted on the even rows and tried on the odd ones."""
+    """The AUC of scoring by the share of positives of each id, counted on even rows and measured on odd ones."""
     _, numbers = np.unique(ids, return_inverse=True)
     counted = numbers[::2]
     rows = np.bincount(counted, minlength=numbers.max() + 1)

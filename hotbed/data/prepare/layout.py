@@ -45,7 +45,7 @@ class SequenceOption(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of an IdFeature."""
+        """The settings for an IdFeature."""
         return {"separator": self.separator, "length": self.length, "keep": self.keep}
 
     @classmethod

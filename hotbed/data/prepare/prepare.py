@@ -16,22 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from hotbed.data.formats import Format, guess_format, open_format
-from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
-from hotbed.data.prepare.guess import IdGuess, is_named_id
-from hotbed.data.prepare.hints import find_leaks, joined_columns, label_hint, number_columns, time_columns
-from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
-from hotbed.data.prepare.layout import (
-    ColumnLayout,
-    LayoutOptions,
-    choose_layout,
-)
+from hotbed.data.prepare.guess import IdGuess
+from hotbed.data.prepare.hints import find_leaks
+from hotbed.data.prepare.inputs import Input, RawSource, list_sources
+from hotbed.data.prepare.layout import LayoutOptions
+from hotbed.data.prepare.look import first_look, readers_of
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
-from hotbed.data.prepare.quarantine import MaxBad, Quarantine
+from hotbed.data.prepare.quarantine import MaxBad
 from hotbed.data.prepare.sort import SortedFormat
 from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.prepare.stages import (
@@ -40,7 +34,6 @@ from hotbed.data.prepare.stages import (
     count_features,
     describe_job,
     negative_label,
-    no_rows,
     read_files,
     take_over,
     write_parts,
@@ -48,7 +41,6 @@ from hotbed.data.prepare.stages import (
 from hotbed.data.prepare.workers import MEMORY_OF_WORKER, RayWorkers, Workers, WorkerThreads
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
-from hotbed.data.values import LabelReader
 from hotbed.data.workspace import Workspace, publishing
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
@@ -125,10 +117,7 @@ def prepare(
         label=label, positive=positive, dense=dense, ids=ids, multi=multi, sequence=sequence, task=task, weight=weight,
         drop=drop, integers=integers, time_column=time_column, time_features=time_features, share=share,
     )  # fmt: skip
-    clock = options.clock
-    rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
-    if rule is not None and rule.kind == "days" and clock is None:
-        raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
+    rule = _split_rule(split, options)
     _check_negatives(keep_negatives, rule)
     limit = MaxBad.parse(max_bad)
     num_bytes = _memory(memory)
@@ -136,41 +125,34 @@ def prepare(
     splits = _split_names(sources, rule)
     if ray and any(source.data is not None for source in sources):
         raise ConfigError("--ray reads files, which all machines see; tables of this process are prepared without it.")
-    readers = _readers(sources, format, delimiter, options, say)
-    if clock is not None:
-        readers = [SortedFormat(reader, clock, say) for reader in readers]
+    readers = readers_of(sources, format, delimiter, options, say)
+    if options.clock is not None:
+        readers = [SortedFormat(reader, options.clock, say) for reader in readers]
     settings = {
-        **{"format": [reader.name for reader in readers[:1]], "wishes": repr(options), "positive": positive},
-        **{
-            "split": repr(split),
-            "negatives": keep_negatives,
-            "time": time_column,
-            "ids": list(ids_rule),
-            "delimiter": delimiter,
-            "memory": num_bytes,
-        },
-    }
+        "format": [reader.name for reader in readers[:1]], "wishes": repr(options), "positive": positive,
+        "split": repr(split), "negatives": keep_negatives, "time": time_column, "ids": list(ids_rule),
+        "delimiter": delimiter, "memory": num_bytes,
+    }  # fmt: skip
     marks = [source.stamp() for source in sources]
-    first = _first_look(sources, readers, options, limit, positive)
-    layout = first.layout
+    first = first_look(sources, readers, options, limit, positive)
     target, runners = path_of(out), _workers(workers, num_bytes, ray)
     with (
         publishing(target, overwrite=overwrite, shared=ray) as local,
         Workspace(local, overwrite, resumable=True) as work,
     ):
         work.keep = ray
-        raw_bytes = in_words(sum(mark.size for mark in marks))
         work.needs = (
-            f" prepare needs space for about as much as the raw text (files of {raw_bytes}), and for the dataset."
+            f" prepare needs space for about as much as the raw text (files of {in_words(sum(mark.size for mark in marks))}), "
+            "and for the dataset."
         )
-        message = take_over(work, describe_job(settings, sources, layout), sources, marks)
+        message = take_over(work, describe_job(settings, sources, first.layout), sources, marks)
         if message:
             say(message)
         job = PrepareJob(
             sources=sources,
             marks=marks,
             readers=readers,
-            recipe=Recipe(layout, splits, rule, positive, clock, keep_negatives),
+            recipe=Recipe(first.layout, splits, rule, positive, options.clock, keep_negatives),
             ids=ids_rule,
             limit=limit,
             label_hint=first.label_hint,
@@ -182,43 +164,16 @@ def prepare(
         reels, quarantine = read_files(job, work)
         assigned = assign_rows(reels, job.recipe, job.work)
         _check_positive(assigned, positive, first.label_hint)
-        features = count_features(job, assigned)
-        finish = FinalColumns(
-            layout.label,
-            (
-                *(m.fit(spec) for m, spec in zip(assigned.moments, layout.dense)),
-                *layout.numbers[len(layout.dense) :],  # targets stay as they are
-            ),
-            tuple(features),
-        )
-        parts = write_parts(job, assigned, finish)
-        schema = Schema(
-            label=layout.label,
-            dense=finish.dense[: len(layout.dense)],
-            features=finish.features,
-            tasks=tuple(Task(target.name, target.kind) for target in layout.targets if target.kind != "weight"),
-            weight=next((target.name for target in layout.targets if target.kind == "weight"), ""),
-            splits={
-                name: Split(
-                    tuple(part.file for part in parts[name]),
-                    tuple(part.rows for part in parts[name]),
-                    assigned.positives[name],
-                )
-                for name in splits
-            },
-            raw_format=readers[0].name,
-            notes={
-                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels), "times": "us"},
-                "sources": [
-                    f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
-                ],
-                "bad_rows": dict(quarantine.reasons.most_common()),
-                "left_out": assigned.left_out,
-                "min_count": min_count,
-                **({"negatives_kept": keep_negatives} if keep_negatives < 1 else {}),
-                **({"time": assigned.time} if assigned.time else {}),
-            },
-        )
+        notes: dict[str, object] = {
+            "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels), "times": "us"},
+            "sources": [f"{one.split}={one.path.name}" if one.split else one.path.name for one in sources],
+            "bad_rows": dict(quarantine.reasons.most_common()),
+            "left_out": assigned.left_out,
+            "min_count": min_count,
+            **({"negatives_kept": keep_negatives} if keep_negatives < 1 else {}),
+            **({"time": assigned.time} if assigned.time else {}),
+        }
+        schema = _write_rows(job, assigned, notes)
         leaks = find_leaks(work.path, schema)
         if leaks:
             schema.notes["leaks"] = leaks
@@ -231,118 +186,42 @@ def prepare(
         raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
         joined=first.joined,
-        guesses=layout.guesses,
+        guesses=first.layout.guesses,
         times=first.times,
         numbers=first.numbers,
     )
 
 
-def look_at(
-    inputs: Input | Sequence[Input],
-    *,
-    format: str | None = None,
-    positive: str | None = None,
-    max_bad: str | int = "1%",
-    delimiter: str | None = None,
-    **columns: Any,
-) -> FirstLook:
-    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
-    options = LayoutOptions.parse(positive=positive, **columns)
-    sources = list_sources(inputs)
-    readers = _readers(sources, format, delimiter, options, lambda _: None)
-    return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
-
-
-def _readers(
-    sources: list[RawSource],
-    name: str | None,
-    delimiter: str | None,
-    options: LayoutOptions,
-    say: Callable[[str], None],
-) -> list[Format]:
-    """One reader for all files, one for each table; files with other columns or partitions get one around it."""
-
-    def wanted(column: str) -> bool:
-        return column not in options.drop
-
-    files = [source for source in sources if source.data is None]
-    shared: Format | None = None
-    if files:
-        shared = open_format(
-            name or guess_format(files[0].path),
-            delimiter=delimiter,
-            wanted=wanted,
-            hashed=not (options.dense or options.multi or options.sequences or options.targets),
-            time=options.time,
-        )
-    elif name not in (None, "parquet"):
-        raise ConfigError(f"format {name!r} is for files; a table needs none.")
-    aligned = _aligned(files, shared, options, say) if shared is not None else {}
-    return [
-        aligned.get(source.path, shared)
-        if shared is not None and source.data is None
-        else TableFormat(source.data, wanted, options.time)
-        for source in sources
-    ]
-
-
-def _aligned(
-    files: list[RawSource], shared: Format, options: LayoutOptions, say: Callable[[str], None]
-) -> dict[Path, Format]:
-    """A reader for every file, where some lack a column that others have, or folders name columns."""
-    found = unify([source.path for source in files]) if shared.name == "parquet" and len(files) > 1 else NO_COLUMNS
-    partitions = partition_values([dict(source.partition) for source in files])
-    wanted = frozenset(name for name in (*found.kinds, *partitions[0]) if name not in options.drop)
-    lacking = {name: paths for name, paths in found.lacking.items() if name in wanted and name not in partitions[0]}
-    for name, paths in lacking.items():
-        if name in (options.time, options.label):
-            raise FormatError(f"{paths[0]} has no column {name}, which every file needs.")
-        say(f"column {name}: {len(paths)} of {len(files)} files lack it, first {paths[0]}; it is missing in their rows")
-    named = {*options.ids, *options.multi, *options.sequences}
-    numbers = {*options.dense, options.label, options.time, *(target.name for target in options.targets)}
-    for name, mixed in found.mixed.items():
-        is_number = name in numbers or (mixed.first == "float" and name not in named)  # as it is guessed
-        if name in wanted and name not in partitions[0] and not is_number:
-            raise FormatError(
-                f"column {name} is {mixed.where}: the same id would be spelled in two ways. Write it with one type; or leave "
-                f"it out with --drop {name}, or read it as a number with --dense {name}."
+def _write_rows(job: PrepareJob, assigned: RowAssignment, notes: dict[str, object]) -> Schema:
+    """Count the ids and write the rows of every split; the schema."""
+    layout, features = job.recipe.layout, count_features(job, assigned)
+    dense = tuple(moments.fit(spec) for moments, spec in zip(assigned.moments, layout.dense))
+    targets = layout.numbers[len(dense) :]  # stay as they are
+    parts = write_parts(job, assigned, FinalColumns(layout.label, (*dense, *targets), tuple(features)))
+    return Schema(
+        label=layout.label,
+        dense=dense,
+        features=tuple(features),
+        tasks=tuple(Task(target.name, target.kind) for target in layout.targets if target.kind != "weight"),
+        weight=next((target.name for target in layout.targets if target.kind == "weight"), ""),
+        splits={
+            name: Split(
+                tuple(part.file for part in parts[name]),
+                tuple(part.rows for part in parts[name]),
+                assigned.positives[name],
             )
-    kinds = found.kinds if lacking or any(kind.kind == "float" for kind in found.kinds.values()) else {}
-    if not kinds and not partitions[0]:
-        return {}
-    return {source.path: AlignedFormat(shared, kinds, values, wanted) for source, values in zip(files, partitions)}
+            for name in job.recipe.splits
+        },
+        raw_format=job.readers[0].name,
+        notes=notes,
+    )
 
 
-class FirstLook(NamedTuple):
-    """What the first readable rows show."""
-
-    layout: ColumnLayout
-    joined: dict[str, str]  # columns that look like several ids in one, and the separator
-    times: dict[str, str]  # columns of times that would be read as ids or amounts
-    numbers: dict[str, str]  # columns of numbers that would be read as ids, and one that is not plain
-    label_hint: str  # the way out if labels cannot be read
-
-
-def _first_look(
-    sources: list[RawSource], readers: list[Format], options: LayoutOptions, limit: MaxBad, positive: str | None
-) -> FirstLook:
-    quarantine = Quarantine(limit)
-    for source, reader in zip(sources, readers):
-        for chunk in reader.chunks(source.path):
-            if len(chunk.lines):
-                layout = choose_layout(chunk, options, reader.typed, guessing=reader.name in ("csv", "parquet"))
-                label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
-                open_ids = [one for one in layout.features if one.name not in options.ids]
-                open_names = {*(one.name for one in open_ids), *(one.name for one in layout.dense)} - {*options.dense}
-                times = time_columns(
-                    chunk, layout.features, [one for one in chunk.columns if one in open_names and not is_named_id(one)]
-                )
-                numbers = number_columns(chunk, [one for one in open_ids if one.name not in times])
-                joined = joined_columns(chunk, [one for one in layout.features if one.name not in numbers])
-                return FirstLook(layout, joined, times, numbers, label_hint(chunk, label))
-            quarantine.add(chunk.bad, 0)
-    quarantine.check()
-    raise no_rows(sources)
+def _split_rule(split: str | Mapping[str, float | int] | None, options: LayoutOptions) -> SplitRule | None:
+    rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
+    if rule is not None and rule.kind == "days" and options.clock is None:
+        raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
+    return rule
 
 
 def _check_negatives(share: float, rule: SplitRule | None) -> None:

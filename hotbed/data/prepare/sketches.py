@@ -32,10 +32,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.hash import mix
 from hotbed.errors import ConfigError
 from hotbed.host.jit import njit
 from hotbed.host.pages import zeros
+from hotbed.host.splitmix import mix
 
 BITS = 16
 REGISTERS = 1 << BITS

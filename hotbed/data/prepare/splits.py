@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hotbed.data.hash import mix
 from hotbed.errors import ConfigError, FormatError
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import mix
 
 TRAIN = "train"
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from hotbed.errors import HotbedError, RankError
+from hotbed.errors import HotbedError, RankError, reason_of
 from hotbed.host.extras import connect_ray
 from hotbed.host.threads import run_ahead
 
@@ -122,7 +122,7 @@ class RayWorkers:
         except RayError as error:
             raise RankError(
                 f"a task of prepare was lost {_RETRIES + 1} times on the Ray cluster ({type(error).__name__}: "
-                f"{str(error).splitlines()[0]}). Run the same command again: finished work is kept."
+                f"{reason_of(error)}). Run the same command again: finished work is kept."
             ) from error
         progress(num_bytes, rows)
         return result

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.draws import GOLDEN, key_of, words
-from hotbed.data.hash import mix
+from hotbed.data.draws import key_of, words
 from hotbed.data.synthetic.shapes import (
     FRACTION_BITS,
     IdColumn,
@@ -34,6 +33,7 @@ from hotbed.data.synthetic.shapes import (
     probabilities,
 )
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN, mix
 
 LATENT = 4  # rank of the pairwise interactions
 RARE = 1e-3  # an id of this probability carries half the effect of a frequent one
@@ -77,7 +77,7 @@ def missing_block(missing: MissingGroups, first: np.uint64, out: NDArray[np.bool
     for group in range(out.shape[0]):
         key, below = missing.keys[group], missing.below[group]
         for row in range(out.shape[1]):
-            word = mix(key + (first + np.uint64(row)) * np.uint64(GOLDEN))
+            word = mix(key + (first + np.uint64(row)) * GOLDEN)
             out[group, row] = word >> np.uint64(32) < below
 
 
@@ -87,7 +87,7 @@ def _values(
 ) -> None:
     """The fixed-point value at the place of each row's word between 0 and 2 ** 64: knots, then a straight line."""
     for row in range(len(out)):
-        word = mix(key + (first + np.uint64(row)) * np.uint64(GOLDEN))
+        word = mix(key + (first + np.uint64(row)) * GOLDEN)
         knot = np.int64(word >> np.uint64(KNOT_SHIFT))
         fraction = np.int64((word >> np.uint64(KNOT_SHIFT - 20)) & np.uint64(0xFFFFF))
         out[row] = base[knot] + ((step[knot] * fraction) >> 20)
@@ -206,7 +206,7 @@ def click_block(
 ) -> None:
     """Labels of rows first, first + 1, ... and their click probabilities."""
     for row in range(logit.shape[0]):
-        word = mix(key + (first + np.uint64(row)) * np.uint64(GOLDEN))
+        word = mix(key + (first + np.uint64(row)) * GOLDEN)
         chance = 1.0 / (1.0 + np.exp(-logit[row]))
         probability[row] = chance
         labels[row] = 1.0 if float(word >> np.uint64(11)) * 2.0**-53 < chance else 0.0
@@ -222,7 +222,7 @@ def bag_block(key: np.uint64, cardinality: np.int64, ids: NDArray[np.int32], siz
         out[at] = ids[row]
         for place in range(1, size):
             counter = np.uint64(ids[row]) * np.uint64(size) + np.uint64(place)
-            word = mix(key + counter * np.uint64(GOLDEN))
+            word = mix(key + counter * GOLDEN)
             out[at + place] = ((word >> np.uint64(32)) * np.uint64(cardinality)) >> np.uint64(32)
         at += size
     return at

@@ -141,7 +141,7 @@ class ArrivalCells(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What `assign` decided: which rows come, which leave changed. Of the victims the first counts[VICTIMS] are meant."""
+    """What `assign` decided: which rows come in, and which changed rows leave. The first counts[VICTIMS] victims are valid."""
 
     miss_keys: Tensor  # int64 [M]
     miss_slots: Tensor  # int64 [M]

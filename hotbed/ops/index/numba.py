@@ -13,6 +13,7 @@ from torch import Tensor
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
 from hotbed.host.pool import in_parallel, threads_for
+from hotbed.host.splitmix import GOLDEN
 from hotbed.ops.index import (
     CLAIMED,
     EMPTY,
@@ -34,7 +35,6 @@ _AHEAD = 16  # keys between asking for a cache line and reading it
 _LINE = 8  # keys of a cache line
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _S29, _S32 = np.uint64(29), np.uint64(32)
 TIDY = 2  # a table more than half full is tidied when one cell in this many was taken anew: 6 ns each, at 3 ns a cell
@@ -44,7 +44,7 @@ _EMPTY, _FREE, _CLAIMED, _WAYS, _UNIT, _UNPLACED = EMPTY, FREE, CLAIMED, WAYS, U
 @njit(nogil=True, cache=True, inline="always")
 def _home(key: Any, num_buckets: int) -> Any:
     x = np.uint64(key)
-    x = ((x ^ (x >> _S29)) * _GOLDEN) >> _S32
+    x = ((x ^ (x >> _S29)) * GOLDEN) >> _S32
     return np.int64((x * np.uint64(num_buckets)) >> _S32)
 
 
@@ -110,7 +110,7 @@ def _number(lookups: Any, words: Any, split: Any, distinct: Any, number_of: Any)
             number_of[i] = -1
             continue
         seen |= key
-        mine, place = key << split, (key * _GOLDEN) >> shift
+        mine, place = key << split, (key * GOLDEN) >> shift
         word = words[place]
         if (word ^ mine) > low:
             while word != _NOTHING and (word ^ mine) > low:  # ends: a quarter of the words is free
@@ -286,7 +286,7 @@ def _sweep(cells: Any, keys: Any, slot_of: Any, future: Any, bits: Any, counts: 
 
 
 def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
-    """Clear `bits` in the futures of these batches, which are past, or of all. Cells that serve nothing any more are freed."""
+    """Clear `bits` in the futures of these batches, which are past, or of all. Cells that nothing uses are freed."""
     if past is not None and not past:
         return
     arrays = (*table.arrays[:3], np.int32(bits), counts.numpy())

@@ -469,7 +469,7 @@ def collect(
 
 
 def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
-    """Clear `bits` in every future: the batches they stand for are past. Cells that serve nothing any more are freed."""
+    """Clear `bits` in every future: the batches they stand for are past. Cells that nothing uses are freed."""
     num_cells = table.key.shape[0]
     launch_sweep(
         grid(num_cells, WIDE), 0, table.key, table.slot, table.future, counts, counts, bits, 0, 1, num_cells, 0, WIDE

@@ -147,7 +147,7 @@ def _lowest(ranks: Any, found: Any, counts: Any, out: Any) -> Any:
 
 
 class _Kernels(NamedTuple):
-    """Of one policy."""
+    """The compiled kernels of one policy."""
 
     rank_all: Callable[..., Any]
     sample: Callable[..., Any]
@@ -165,7 +165,7 @@ def compiled_score(name: str, function: Callable[..., Any]) -> tuple[str, Callab
 
 @cache
 def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
-    """Of a policy's score; half-life and oldest age are numbers they are given."""
+    """The kernels for a policy's score; half-life and oldest age are arguments."""
     tag, score = compiled_score(name, function)
 
     @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
@@ -309,7 +309,7 @@ class Line:
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts."""
         parts = (self.ends, self.heads, self.lengths, self.bucket, self.places, self.starts, self.turning)
         return sum(part.nbytes for part in parts)
 
@@ -325,7 +325,7 @@ class Victims:
 
     @property
     def num_bytes(self) -> int:
-        """Of the line."""
+        """Bytes of the line."""
         return 0 if self._line is None else self._line.num_bytes
 
     def reset(self) -> None:

@@ -7,19 +7,10 @@ from typing import Any
 import numpy as np
 
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN, mix
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_A = np.uint64(0xBF58476D1CE4E5B9)
-_B = np.uint64(0x94D049BB133111EB)
-_S16, _S27, _S30, _S31, _S32, _S40, _S48 = (np.uint64(s) for s in (16, 27, 30, 31, 32, 40, 48))
+_S16, _S32, _S40, _S48 = (np.uint64(s) for s in (16, 32, 40, 48))
 _MASK16 = np.uint64(0xFFFF)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _mix(x: Any) -> Any:
-    x = (x ^ (x >> _S30)) * _A
-    x = (x ^ (x >> _S27)) * _B
-    return x ^ (x >> _S31)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -30,15 +21,15 @@ def _sum_of_pieces(bits: Any) -> Any:
 @njit(nogil=True, cache=True, inline="always")
 def row_bits(row: Any, stream: Any) -> Any:
     """The 64 bits that (stream, id) stand for; all elements of the row follow from them."""
-    return _mix((np.uint64(row) + stream) * GOLDEN)
+    return mix((np.uint64(row) + stream) * GOLDEN)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def first_number(bits: Any, d: Any, normal: bool) -> Any:
     """Element d of a row as an integer, to be multiplied by the scale."""
-    bits = _mix(bits + np.uint64(d + 1) * GOLDEN)
+    bits = mix(bits + np.uint64(d + 1) * GOLDEN)
     if normal:
-        return 2 * (_sum_of_pieces(bits) + _sum_of_pieces(_mix(bits ^ GOLDEN))) - 8 * 0xFFFF
+        return 2 * (_sum_of_pieces(bits) + _sum_of_pieces(mix(bits ^ GOLDEN))) - 8 * 0xFFFF
     return 2 * np.int64(bits >> _S40) + 1 - (1 << 24)
 
 

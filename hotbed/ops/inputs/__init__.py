@@ -38,7 +38,7 @@ BATCHES = 512  # whose descriptions are kept
 
 
 class Capacity(NamedTuple):
-    """Of the buffers of a recording."""
+    """The capacity of the buffers of a recording."""
 
     num_lookups: int
     num_samples: int

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN, mix
 from hotbed.ops.int8 import LEAST, MOST, SURE, packed_width, weight_words
 from hotbed.ops.records import Layout
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 _ABS = np.uint32(0x7FFFFFFF)
 
 
@@ -28,13 +28,6 @@ def unpack(packed: Tensor, layout: Layout, out: Tensor) -> None:
     """Packed records [U, P] -> `out` [U, W]."""
     shape = layout.dim, weight_words(layout), layout.weight_columns, layout.used
     _unpack(packed.numpy(), out.numpy(), shape)
-
-
-@njit(nogil=True, inline="always")
-def _mixed(x: Any) -> Any:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @njit(nogil=True, inline="always")
@@ -54,12 +47,12 @@ def _pack(records: Any, keys: Any, packed: Any, shape: Any) -> None:
     dim, words, state, used = shape
     bits, numbers = records.view(np.uint32), packed.view(np.int8)
     for n in range(keys.shape[0]):
-        row, largest = _mixed(np.uint64(keys[n]) + _STEP), np.uint32(0)
+        row, largest = mix(np.uint64(keys[n]) + GOLDEN), np.uint32(0)
         for d in range(dim):
             largest = max(largest, np.uint32(bits[n, d] & _ABS))
         for column in range(used):
             row = np.uint64((row ^ np.uint64(bits[n, column])) * np.uint64(0x100000001B3))
-        row, scale = _mixed(row), _scale_of(largest)
+        row, scale = mix(row), _scale_of(largest)
         for word in range(dim // 4, words):
             packed[n, word] = np.float32(0)
         for d in range(dim):
@@ -68,7 +61,7 @@ def _pack(records: Any, keys: Any, packed: Any, shape: Any) -> None:
                 continue
             size = np.float32(np.uint32(bits[n, d] & _ABS).view(np.float32) / scale)
             below = np.floor(size)
-            random = np.uint32(_mixed(np.uint64(row + np.uint64(d + 1) * _STEP)) >> np.uint64(40))
+            random = np.uint32(mix(np.uint64(row + np.uint64(d + 1) * GOLDEN)) >> np.uint64(40))
             up = np.float32(random) * np.float32(2.0**-24) < size - below
             q = np.float32(127) if size >= np.float32(SURE) else below + np.float32(up)
             numbers[n, d] = np.int8(-q if bits[n, d] > _ABS else q)

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.host.splitmix import GOLDEN, mixed
 from hotbed.ops.int8 import LEAST, MOST, SURE, packed_width, weight_words
 from hotbed.ops.records import Layout
 
@@ -53,16 +54,9 @@ def _quantised(
 def _random(records: NDArray[np.float32], keys: NDArray[np.int64], dim: int) -> NDArray[np.uint32]:
     """32 bits for every weight, of the key, the record and the place."""
     with np.errstate(over="ignore"):
-        row = _mixed(keys.astype(_U64) + _U64(0x9E3779B97F4A7C15))
+        row = mixed(keys.astype(_U64) + GOLDEN)
         for column in np.ascontiguousarray(records).view(np.uint32).T:
             row = (row ^ column) * _U64(0x100000001B3)
-        row = _mixed(row)[:, None]
-        places = np.arange(1, dim + 1, dtype=_U64) * _U64(0x9E3779B97F4A7C15)
-        return (_mixed(row + places) >> _U64(32)).astype(np.uint32)
-
-
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The last steps of splitmix64."""
-    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
+        row = mixed(row)[:, None]
+        places = np.arange(1, dim + 1, dtype=_U64) * GOLDEN
+        return (mixed(row + places) >> _U64(32)).astype(np.uint32)

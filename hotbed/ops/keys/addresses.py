@@ -41,7 +41,7 @@ class Addresses:
 
 
 class Flags:
-    """Of one device."""
+    """The flags of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, device=device)  # two: kernels like 16 bytes

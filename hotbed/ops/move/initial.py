@@ -38,7 +38,7 @@ class InitialRows:
 
     @property
     def first_column(self) -> int:
-        """Of the weights; not 0 where a rank has a slice of every row."""
+        """The first column of the weights that this rank has; not 0 where a rank has a slice of every row."""
         return self.shard.columns_of(self.layout.dim * self.shard.num_slices)[0]
 
 

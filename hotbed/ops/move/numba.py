@@ -10,8 +10,9 @@ import numpy as np
 
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import digest_of, njit
+from hotbed.host.splitmix import GOLDEN
 from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
-from hotbed.ops.init_rows.numba import GOLDEN, first_number, row_bits
+from hotbed.ops.init_rows.numba import first_number, row_bits
 from hotbed.ops.move.states import WRITTEN
 from hotbed.ops.precision import FP32
 from hotbed.ops.precision.numba import round_nearest, widen

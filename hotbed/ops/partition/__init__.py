@@ -18,7 +18,7 @@ Owners = Callable[[Tensor, Tensor | None], Tensor]  # (keys, their kinds) -> the
 
 
 class OwnerPartition(NamedTuple):
-    """What one rank asks of all."""
+    """What one rank requests from all."""
 
     keys: Tensor  # int64 [U], distinct, by owner
     kinds: Tensor | None  # int32 [U]

@@ -8,8 +8,8 @@ import numpy as np
 
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
+from hotbed.host.splitmix import GOLDEN
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29 = np.uint64(29)
 _AHEAD = 16  # lookups between asking for a cell and reading it
 
@@ -17,7 +17,7 @@ _AHEAD = 16  # lookups between asking for a cell and reading it
 @njit(nogil=True, cache=True, inline="always")
 def _cell(key: Any, kind: Any, shift: Any) -> Any:
     x = np.uint64(key)
-    return np.int64(((x ^ (x >> _S29) ^ np.uint64(kind)) * _GOLDEN) >> shift)
+    return np.int64(((x ^ (x >> _S29) ^ np.uint64(kind)) * GOLDEN) >> shift)
 
 
 @njit(nogil=True, cache=True)

@@ -22,7 +22,7 @@ __all__ = ["Parts", "TableAddresses", "count_ways", "split"]
 
 
 class TableAddresses(NamedTuple):
-    """Of every table, what is asked of other ranks."""
+    """For each table, what is requested from other ranks."""
 
     rows: list[int]  # [T] distinct keys: as many keys and vectors travel if rows do
     keys: list[int]  # [T] lookups: keys that travel if parts do
@@ -30,7 +30,7 @@ class TableAddresses(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What one rank asks of all: rows and parts, by owner, rows first."""
+    """What one rank requests from all: rows and parts, by owner, rows first."""
 
     keys: Tensor  # int64 [K]; all keys of a part but its first are ~key
     num_keys: list[int]  # [W] of them for each owner

@@ -19,6 +19,7 @@ import numpy as np
 
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import digest_of, njit
+from hotbed.host.splitmix import GOLDEN
 from hotbed.ops.init_rows.numba import row_bits
 from hotbed.ops.precision import FP32
 from hotbed.ops.precision.numba import random_bits, round_stochastic, widen
@@ -30,7 +31,6 @@ _AHEAD = 16  # lookups between asking for a record or gradient and reading it
 _ROWS_AHEAD = 6  # rows, likewise, when their sums are there: more lines than that a core does not fetch at once
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _IDLE = np.uint64(64)  # rows without a gradient that one call takes: a call for each costs more than the rule
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
@@ -282,7 +282,7 @@ def _number(slots: Any, spans: Any, part: Any, words: Any, items: Any, rows: Any
     base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
     last, factor, shift = np.uint64(words.size - 1), np.uint64(1), np.uint64(0)
     if part[1] > words.size:
-        factor = _GOLDEN
+        factor = GOLDEN
         while words.size >> np.int64(np.uint64(64) - shift) == 0:  # ends: shift grows
             shift += np.uint64(1)
     words[:] = _NOTHING

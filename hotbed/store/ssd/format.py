@@ -115,7 +115,7 @@ def read_header(path: Path, data: bytes) -> Header:
     magic, version, _, width, size, seed, number, store = _HEADER.unpack_from(data)
     _check_kind(path, magic, _SEGMENT_MAGIC, version, "a segment of rows")
     if _digest(data[: HEADER_BYTES - 8]) != data[HEADER_BYTES - 8 : HEADER_BYTES] or size != record_bytes(width):
-        raise StoreError(f"{path} is damaged: its header does not fit its checksum. Use another checkpoint.")
+        raise StoreError(f"{path} is damaged: its header does not match its checksum. Use another checkpoint.")
     return Header(width, seed, number, store)
 
 
@@ -146,7 +146,7 @@ def read_index(folder: Path) -> Index:
     magic, version, num_facts = _INDEX_HEAD.unpack_from(data)
     _check_kind(path, magic, _INDEX_MAGIC, version, "an index of rows")
     if _digest(data[:-8]) != data[-8:]:
-        raise StoreError(f"{path} is damaged: its content does not fit its checksum. Use another checkpoint.")
+        raise StoreError(f"{path} is damaged: its content does not match its checksum. Use another checkpoint.")
     at = _INDEX_HEAD.size + num_facts
     facts = json.loads(data[_INDEX_HEAD.size : at])
     segments = []

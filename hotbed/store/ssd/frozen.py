@@ -118,7 +118,7 @@ class SavedSegments:
         self.names = frozenset(segment.path.name for segment in self._segments)
 
     def touched(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of keys that were written since the last checkpoint, or never, and a few others."""
+        """The keys among these that were written since the last checkpoint, or never, and a few others."""
         with self._segments.lock:
             is_saved = np.array(
                 [one is not None and one.path.name in self.names for one in self._segments.all], np.bool_

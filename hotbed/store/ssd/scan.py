@@ -60,7 +60,7 @@ def scan(file: SegmentFile, num_records: int, live: Bits) -> Iterator[LiveRecord
 def damaged(path: Path, offset: int, key: int) -> StoreError:
     """The error for a record that must not be used."""
     return StoreError(
-        f"{path} is damaged: the record at byte {offset} (key {key}) does not fit its checksum. Its row is lost here; "
+        f"{path} is damaged: the record at byte {offset} (key {key}) does not match its checksum. Its row is lost here; "
         f"check the disk and resume from a checkpoint."
     )
 

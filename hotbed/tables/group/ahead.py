@@ -27,7 +27,7 @@ _LINE = 64  # bytes
 
 
 class IdsAhead:
-    """Of one batch and group. L lookups, span after span; E entries."""
+    """The ids of one batch in one group. L lookups, span after span; E entries."""
 
     def __init__(
         self, given: BatchIds, host: Tensor, map_start: int, starts: Ints, known: KnownRows, device: torch.device
@@ -85,7 +85,7 @@ class IdsAhead:
 def read_ahead(
     distinct: DistinctIds, translator: Translator, spans: NDArray[np.int64], num_tables: int, device: torch.device
 ) -> IdsAhead:
-    """Of a batch whose ids are in host memory: spans [P, 6] (ids/distinct.py). On the current stream; waits for nothing."""
+    """Read ahead a batch whose ids are in host memory: spans [P, 6] (ids/distinct.py). Current stream; waits for nothing."""
     assert translator.first_row == 0, (
         f"rows are keys where they are looked up ahead; the first is {translator.first_row}"
     )

@@ -4,7 +4,8 @@ Before a batch is looked up its rows are brought in and the rows that make place
 optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of ResidentRows to the bit.
 Whatever reads or writes whole tables goes to the store, after what changed on the device was written back.
 
-The steps of one window, as small methods: `arrive`, `begin`, `finish`, then of the Fetch it gives `read`, `exchange`, `write`.
+The steps of one window, as small methods: `arrive`, `begin`, `finish`, then `read`, `exchange` and `write` of the Fetch that it
+gives (fetch.py).
 `placed` is the plain way, one after the other for a batch that is needed now; the pipeline calls the same steps ahead of
 time, `read` and `write` from a thread of its own. One of the two at a time: see Ownership.
 """
@@ -26,20 +27,21 @@ from hotbed.cache.contents import hot_keys
 from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.host.devices import pinned_empty
 from hotbed.host.memory import in_words, typed
 from hotbed.ids.index import Ints
 from hotbed.ops.lookups import Lookups, SortedKeys, Ticket
-from hotbed.ops.move import RowExchange, exchange, pack, unpack
+from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
-from hotbed.ops.streams import after, mark
+from hotbed.ops.streams import mark
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
 from hotbed.store.tier_windows import TierWindows
+from hotbed.tables.group.fetch import DirectFetch, Fetch, StagedFetch
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging, sent
-from hotbed.tables.sizing.budget import Room, enough_for, staged_row_bytes, with_some_to_spare
+from hotbed.tables.sizing.budget import Room, staged_row_bytes
+from hotbed.tables.sizing.enough import enough_for, with_some_to_spare
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
@@ -67,24 +69,6 @@ class ArrivedBatch(NamedTuple):
     arrival: Arrival
 
 
-class Fetch:
-    """The rows of one window on their way, in and out."""
-
-    def __init__(self, plan: WindowPlan, num_batches: int, num_lookups: int) -> None:
-        self.plan = plan
-        self.num_batches = num_batches
-        self.num_lookups = num_lookups
-        self.late: Tensor | None = None  # positions of misses that leave with an earlier window and are not written yet
-        self.source: Tensor | None = None
-        self.staged: Tensor | None = None
-        self.leaving: Tensor | None = None  # victims, packed on the device
-        self.packed: Any = None  # the mark at which they are
-
-    @property
-    def num_late(self) -> int:
-        return 0 if self.late is None else int(self.late.shape[0])
-
-
 class CachedRows:
     """Records [S, W] of the keys that are in the S slots of a cache, over a store that has them all."""
 
@@ -108,7 +92,7 @@ class CachedRows:
         self.part_of_budget = room.cache_part
         self._staged_rows, self._staging_part = room.staged_rows, room.staging_part
         self.cache = self._new_cache(device)
-        self._staging = Staging(self.layout.width, device, room.staged_rows)
+        self.staging = Staging(self.layout.width, device, room.staged_rows)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
         self._ticket: Ticket | None = None  # of the batch placed last
@@ -260,11 +244,16 @@ class CachedRows:
         plan = self.cache.finish(decision)
         placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
         self.cache.counters.publish()
-        return Fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
+        return self.fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
+
+    def fetch(self, plan: WindowPlan, num_batches: int, num_lookups: int) -> Fetch:
+        """What moves the rows of a window; its batches and lookups are counted with them."""
+        kind = DirectFetch if self.is_direct else StagedFetch
+        return kind(self, plan, num_batches, num_lookups)
 
     @property
     def is_direct(self) -> bool:
-        """Whether slots and store are arrays in the same memory: `exchange` does everything, and nothing is staged."""
+        """Whether slots and store are arrays in the same memory, so that nothing is staged."""
         in_memory = self.records.device.type == "cpu"
         return (
             in_memory
@@ -290,74 +279,6 @@ class CachedRows:
             f"on their way to the cache ({in_words(least)} each). Give staging={enough!r} (--set tables.staging={enough}) or "
             "more, or smaller batches."
         )
-
-    def read(self, fetch: Fetch) -> None:
-        """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
-        if self.is_direct:
-            return
-        plan = fetch.plan
-        rows, source = self._staging.inward(plan.num_misses)
-        if self.store.tiered is not None:
-            self.store.tiered.advance(fetch.num_batches)
-        self.store.expect(plan.victim_keys)
-        num_found, num_rows, fetch.late = self.keyspace.fetch(self.store, plan.miss_keys, rows, source)
-        num_late = fetch.num_late
-        fetch.staged = torch.empty(
-            num_rows + num_late, self.layout.width, device=self.records.device, dtype=torch.float32
-        )
-        fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
-        fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
-        self._staging.sent()
-        self._count_window(fetch, num_rows + num_late, plan.num_misses - num_found - num_late)
-
-    def read_late(self, fetch: Fetch) -> None:
-        """Host: rows that left with an earlier window and have been written by now (on the current stream)."""
-        if fetch.late is None or fetch.source is None or fetch.staged is None or not fetch.late.shape[0]:
-            return
-        late, device = fetch.late, self.records.device
-        rows = pinned_empty((late.shape[0], self.layout.width), torch.float32, pins=device.type == "cuda")
-        self.store.read(fetch.plan.miss_keys[late], rows)
-        first = fetch.staged.shape[0] - late.shape[0]
-        fetch.staged[first:] = rows.to(device, non_blocking=True)
-        places = torch.arange(first, fetch.staged.shape[0], dtype=torch.int32, device="cpu")
-        fetch.source[late.to(device)] = places.to(device)
-        fetch.late = None
-
-    def exchange(self, fetch: Fetch) -> None:
-        """Device: victims leave their slots, misses take them, rows never written before are created (current stream)."""
-        if self.is_direct:
-            self._exchange_directly(fetch)
-            return
-        plan = fetch.plan
-        if plan.num_victims:
-            fetch.leaving = self._packed(plan.victim_slots)
-            fetch.packed = mark(self.records.device)
-        if plan.num_misses and fetch.staged is not None and fetch.source is not None:
-            unpack(
-                self.records,
-                plan.miss_slots,
-                fetch.source,
-                fetch.staged,
-                plan.miss_keys_on_device,
-                self.keyspace.initial,
-            )
-
-    def _exchange_directly(self, fetch: Fetch) -> None:
-        """Victims go from their slots to the store, misses from the store to their slots."""
-        plan, store, num_found = fetch.plan, self.store.array, 0
-        assert store is not None, "rows are in an array"
-        if plan.num_misses:  # a victim leaves its slot to one
-            rows = RowExchange(plan.miss_slots, plan.miss_keys, plan.victim_slots, plan.victim_keys)
-            store.keep(rows.victim_keys)
-            num_found = exchange(self.records, *store.parts(), rows, self.keyspace.initial)
-        self._count_window(fetch, num_found, plan.num_misses - num_found)
-
-    def write(self, fetch: Fetch) -> None:
-        """Host: victims reach the store (copied on the current stream)."""
-        if fetch.leaving is not None:
-            if fetch.packed is not None:
-                after(self.records.device, fetch.packed)
-            self.store.write(fetch.plan.victim_keys, self._staging.outward(fetch.leaving))
 
     def new_recorded_cache(
         self, layout: InputLayout, capacity: Capacity, window: int
@@ -395,7 +316,7 @@ class CachedRows:
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
     ) -> None:
-        """Device: as `exchange`, for a window whose rows a compiled transfer moves."""
+        """Device: as `exchange` of a fetch, for a window whose rows a compiled transfer moves."""
         slot, num_rows = transfer.staged(number)
         num_misses, num_victims = plan.num_misses, plan.num_victims
         miss_keys, miss_slots, victim_slots = plan.device_lists
@@ -424,14 +345,7 @@ class CachedRows:
             if store.is_held:
                 store.keep(plan.victim_keys)
         transfer.exchanged(number, mark(self.records.device))
-        counts = plan.cache_counts(
-            num_batches,
-            num_lookups,
-            num_moved=num_rows,
-            num_created=num_misses - num_rows,
-            record_bytes=self.layout.width * 4,
-        )
-        self._count(counts)
+        self.count_window(plan, num_batches, num_lookups, num_moved=num_rows, num_created=num_misses - num_rows)
 
     def _create(self, plan: RecordedPlan, source: Tensor, miss_slots: Tensor) -> None:
         """Put initial records that no kernel can make into the slots of misses without a source."""
@@ -471,9 +385,9 @@ class CachedRows:
             self.cache.drop_sync()
             raise
         fetch, (placed,) = self.finish(window, decision, self._ticket)
-        self.read(fetch)
-        self.exchange(fetch)
-        self.write(fetch)
+        fetch.read()
+        fetch.exchange()
+        fetch.write()
         return placed
 
     def revoke_lease(self) -> None:
@@ -488,7 +402,7 @@ class CachedRows:
             keys, slots = self.cache.dirty()
             for start in range(0, keys.shape[0], CHUNK):
                 part = slice(start, start + CHUNK)
-                self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
+                self.store.write(keys[part].cpu(), self.packed(slots[part]).cpu())
             self.cache.mark_clean()
 
     def warm(self, keys: Tensor, uses: Tensor | None) -> None:
@@ -513,7 +427,7 @@ class CachedRows:
         self.flush()
         with self.changes.changing("moving the cache to another device"):
             self.records = fn(self.records)
-            self._staging = Staging(self.layout.width, self.records.device, self._staged_rows)
+            self.staging = Staging(self.layout.width, self.records.device, self._staged_rows)
             self.forget()
 
     def refuse_batch(self, num_keys: int) -> None:
@@ -533,22 +447,21 @@ class CachedRows:
             self.cache.forget(keys.to(self.records.device))
             self.store.forget(keys)
 
-    def _packed(self, slots: Tensor) -> Tensor:
+    def packed(self, slots: Tensor) -> Tensor:
+        """The records in these slots, side by side (current stream)."""
         out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device, dtype=torch.float32)
         pack(self.records, slots, out)
         return out
 
-    def _count_window(self, fetch: Fetch, num_moved: int, num_created: int) -> None:
-        plan = fetch.plan
-        self._count(
-            plan.cache_counts(
-                fetch.num_batches,
-                fetch.num_lookups,
-                num_moved=num_moved,
-                num_created=num_created,
-                record_bytes=self.layout.width * 4,
-            )
+    def count_window(
+        self, plan: WindowPlan, num_batches: int, num_lookups: int, *, num_moved: int, num_created: int
+    ) -> None:
+        """A window's rows are here: that many were moved from below, and that many created."""
+        record = self.layout.width * 4
+        counts = plan.cache_counts(
+            num_batches, num_lookups, num_moved=num_moved, num_created=num_created, record_bytes=record
         )
+        self._count(counts)
 
     def _count(self, more: CacheCounts) -> None:
         with self._counting:
@@ -571,7 +484,7 @@ class CachedRows:
         )
 
     def forget(self) -> None:
-        """Nothing on the device is a row any more: part of a change."""
+        """Forget all rows on the device: part of a change."""
         self.revoke_lease()
         self.cache = self._new_cache(self.records.device)
 

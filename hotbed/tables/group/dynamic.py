@@ -5,14 +5,11 @@ trained when the tables are called with it. Whatever comes in between (another b
 as trained: the batches ahead are set aside for a moment (`as_trained`), or taken back and translated again (`roll_back`). So
 rows are those of a loop that looks nowhere ahead, to the bit.
 
-Outside training an id that has no row reads its initial value and is not remembered: for as long as its batch lives it has a
-temporary key, which is not a row of the store and is never used again.
+Outside training an id that has no row reads its initial value and is not remembered: it has a temporary key (temporary.py).
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -24,7 +21,7 @@ from torch import Tensor
 
 from hotbed.errors import BudgetError, HotbedError, StoreError
 from hotbed.host.memory import in_words
-from hotbed.ids import UNKNOWN, IdCounts, TableRules, Translator
+from hotbed.ids import IdCounts, TableRules, Translator
 from hotbed.ids.distinct import LENGTH, BatchIds, DistinctIds, KnownRows, spread
 from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
@@ -37,23 +34,16 @@ from hotbed.optim import RowOptimizer
 from hotbed.store import Store
 from hotbed.tables.group.ahead import IdsAhead, read_ahead
 from hotbed.tables.group.keyspace import CHUNK, KeyRequest, Member, member_rows
+from hotbed.tables.group.temporary import TEMPORARY, TemporaryKeys
 from hotbed.tables.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
 
 if TYPE_CHECKING:
     from hotbed.store.held import Holder
 
-TEMPORARY = 1 << 33  # keys from here on are temporary
 QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
 FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so a caller keeps them
 _CHECK_EVERY = 16  # training batches between two looks at the bytes in use
-
-
-class RowlessIds:
-    """Distinct ids without a row; id n has the key start + n."""
-
-    def __init__(self, start: int, tables: Tables, ids: Ints) -> None:
-        self.start, self.tables, self.ids = start, tables, ids
 
 
 class DynamicIds:
@@ -69,9 +59,7 @@ class DynamicIds:
         self.num_rows = self.most_rows = room.rows
         self.room, self.shard = room, shard
         self._members, self._layout, self._optimizer = members, layout, optimizer
-        self._temporary: list[weakref.ref[RowlessIds]] = []
-        self._next_temporary = TEMPORARY
-        self._temporary_lock = threading.Lock()
+        self.temporary = TemporaryKeys()
         self._clock: Callable[[int], float] | None = None
         self._epoch = 0
         self._distinct = DistinctIds("hotbed-ids")
@@ -191,7 +179,9 @@ class DynamicIds:
         else:
             with self.as_trained():
                 rows = self.translator.translate_distinct(given, False, known=known).keys
-            meaning = KeyMeaning(False, self.num_trained, self._epoch, self._receive(given.tables, given.ids, rows))
+            meaning = KeyMeaning(
+                False, self.num_trained, self._epoch, self.temporary.give(given.tables, given.ids, rows)
+            )
         return rows, meaning
 
     def fits(self, origin: Origin, learns: bool) -> bool:
@@ -341,7 +331,7 @@ class DynamicIds:
         is_temporary = numbers >= TEMPORARY
         tables[~is_temporary], ids[~is_temporary] = self.translator.id_of(numbers[~is_temporary])
         if is_temporary.any():
-            tables[is_temporary], ids[is_temporary] = self._owners_of_temporary(numbers[is_temporary])
+            tables[is_temporary], ids[is_temporary] = self.temporary.owners_of(numbers[is_temporary])
         return self._first_records(tables, ids)
 
     def first_of_ids(self, table: str, ids: Tensor) -> Tensor:
@@ -411,38 +401,6 @@ class DynamicIds:
                     table
                 )
         return out
-
-    def _receive(self, tables: Tables, ids: Ints, rows: Ints) -> RowlessIds | None:
-        """Replace UNKNOWN by temporary keys."""
-        unknown = np.flatnonzero(rows == UNKNOWN)
-        if not unknown.shape[0]:
-            return None
-        tables, ids = tables[unknown], ids[unknown]
-        order = np.lexsort((ids, tables))
-        is_new: NDArray[np.bool_] = np.ones(order.shape[0], dtype=np.bool_)
-        tables, ids = tables[order], ids[order]
-        is_new[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
-        temporary = RowlessIds(self._next_temporary, tables[is_new], ids[is_new])
-        rows[unknown[order]] = temporary.start + np.cumsum(is_new) - 1
-        self._next_temporary += temporary.ids.shape[0]
-        with self._temporary_lock:
-            self._temporary = [ref for ref in self._temporary if ref() is not None] + [weakref.ref(temporary)]
-        return temporary
-
-    def _owners_of_temporary(self, keys: Ints) -> tuple[Tables, Ints]:
-        with self._temporary_lock:
-            alive = [temporary for ref in self._temporary if (temporary := ref()) is not None]
-        which = (
-            np.searchsorted(np.array([temporary.start for temporary in alive], dtype=np.int64), keys, side="right") - 1
-        )
-        tables, ids = np.empty(keys.shape[0], dtype=np.uint16), np.empty(keys.shape[0], dtype=np.int64)
-        for number in np.unique(which):
-            mine = which == number
-            places = keys[mine] - alive[number].start
-            assert number >= 0, "a temporary row was dropped before its batch"
-            assert places.max() < alive[number].ids.shape[0], "a temporary row was dropped before its batch"
-            tables[mine], ids[mine] = alive[number].tables[places], alive[number].ids[places]
-        return tables, ids
 
     def _first_records(self, tables: Tables, ids: Ints) -> Tensor:
         sums = torch.from_numpy((ids.astype(np.uint64) + self._streams[tables]).view(np.int64))

@@ -111,7 +111,7 @@ class Residency(Protocol):
         """Keys that have a record below a cache, some at a time, in no order; some may come twice."""
 
     def forget(self) -> None:
-        """Rows were replaced: what is kept of them elsewhere does not hold any more. Part of a change."""
+        """Rows were replaced: what is kept of them elsewhere no longer holds. Part of a change."""
 
     def load(self, member: Member, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of a table: part of a load."""
@@ -179,7 +179,7 @@ class TableGroup:
 
     @property
     def dim(self) -> int:
-        """Of whole rows; ranks may have columns of them."""
+        """The dim of whole rows; ranks may have some of their columns."""
         return self.layout.dim * self.shard.num_slices
 
     @property
@@ -218,7 +218,7 @@ class TableGroup:
 
     @property
     def cache(self) -> Cache:
-        """Of rows behind one, to look into: `cache.check_integrity()`."""
+        """The cache of rows behind one, for inspection: `cache.check_integrity()`."""
         return self.caches[0].cache
 
     @property
@@ -271,7 +271,7 @@ class TableGroup:
 
     @property
     def weight_type(self) -> torch.dtype:
-        """Of the weights."""
+        """The type of the weights."""
         return self.layout.weights(self.records[:0]).dtype
 
     @property
@@ -288,7 +288,7 @@ class TableGroup:
         self.apply(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, step)
 
     def apply(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
-        """What every update comes to; `rows`: the slots and spans of the tables."""
+        """Update the rows; every update ends here. `rows`: the slots and spans of the tables."""
         settings = self._settings(rows, step)
         residency = self.residency
         residency.touch(lookups.slots)

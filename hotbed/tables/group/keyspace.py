@@ -57,7 +57,7 @@ class KeyRequest(NamedTuple):
 
 
 class AheadKeys(Protocol):
-    """Of dynamic ids, which only the host can translate: most of it is done while earlier batches train."""
+    """Keys of dynamic ids, which only the host can translate: most of the work is done while earlier batches train."""
 
     names: list[str]  # of the tables, by number
 
@@ -191,10 +191,10 @@ class Keyspace(Protocol):
         """Take back what is not trained; the keys that have no owner now."""
 
     def counts(self) -> dict[str, IdCounts]:
-        """What became of ids, by table."""
+        """The history of ids, by table: seen, admitted, rejected, expired."""
 
     def set_clock(self, clock: Callable[[int], float]) -> None:
-        """What tells the time, in seconds since 1970, of a training batch by its number: ids expire by it."""
+        """Set the clock by which ids expire: the number of a training batch -> seconds since 1970."""
 
 
 class PresetKeys:
@@ -344,7 +344,7 @@ class PresetKeys:
         return np.empty(0, dtype=np.int64)
 
     def counts(self) -> dict[str, IdCounts]:
-        """Of dynamic ids; here there are none."""
+        """Counts of dynamic ids; here there are none."""
         return {}
 
     def set_clock(self, clock: Callable[[int], float]) -> None:

@@ -18,7 +18,6 @@ A part that is in proportion to few rows, such as those of a group that is on ot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -165,7 +164,7 @@ def _with_staging(rooms: Sequence[Room], groups: Sequence[Size], staging: str | 
 
 
 def _cached_bytes(rooms: Sequence[Room], groups: Sequence[Size]) -> list[int]:
-    """Of the cache of each group."""
+    """Bytes of the cache of each group."""
     return [(room.num_slots or 0) * (record + BYTES_PER_SLOT) for room, (_, record) in zip(rooms, groups)]
 
 
@@ -371,62 +370,6 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
     return cache
 
 
-def with_some_to_spare(needed: int) -> int:
-    """The slots that hold the largest batch of a long epoch too, if one of its batches needs `needed` rows.
-
-    The distinct rows of batches of one size vary by less than the root of their number; this adds four times that.
-    """
-    return needed + 4 * math.isqrt(needed)
-
-
-def share_of(num_slots: int, num_rows: int) -> str:
-    """As an argument of --cache: four digits, rounded up, so that it is enough."""
-    unit = 10.0 ** (math.floor(math.log10(num_slots / num_rows)) - 3)
-    return f"{min(math.ceil(num_slots / num_rows / unit) * unit, 1.0):.4g}"
-
-
-class SufficientCache(NamedTuple):
-    """A cache that is large enough, as options."""
-
-    num_slots: int
-    share: str | None  # of --cache; None: rows have no number
-    option: str  # hbm, or memory where that is the cache
-    amount: str  # of it
-
-    def __str__(self) -> str:
-        """As a command line takes it."""
-        share = f"--cache {self.share} or " if self.share is not None else ""
-        return f"{share}--{self.option} {self.amount}"
-
-
-def enough_for(
-    needed: int,
-    rows: int | None,
-    record: int,
-    *,
-    on_ssd: bool = False,
-    to_spare: bool = True,
-    part: float = 1.0,
-) -> SufficientCache:
-    """For batches of which one needs `needed` rows of a group; `rows` is None for dynamic ids.
-
-    `to_spare`: with room for batches that need a little more, else the minimum. `on_ssd`: there is no memory between the cache
-    and the ssd. `part`: of the budget, for the cache of this group.
-    """
-    num_slots = with_some_to_spare(needed) if to_spare else needed
-    if rows is None:
-        num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) / part)
-        return SufficientCache(
-            num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes)))
-        )
-    num_slots = min(num_slots, rows)
-    num_bytes = math.ceil(num_slots * (record + BYTES_PER_SLOT) / part)
-    if on_ssd:
-        index = math.ceil(rows * SSD_BYTES_PER_KEY / part)
-        return SufficientCache(num_slots, None, "memory", typed(num_bytes + index))
-    return SufficientCache(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
-
-
 def check_host(memory: str | int | None, groups: Sequence[Size]) -> None:
     """Raise when the rows behind the cache do not fit their budget once all are used."""
     if memory is None:
@@ -446,16 +389,6 @@ def parse_ssd(ssd: str) -> tuple[Path, int]:
     if not colon or not folder:
         raise ConfigError(f"ssd: must be a folder and bytes, such as '/fast/rows:500GiB', not {ssd!r}")
     return Path(folder), parse_bytes(amount, "ssd")
-
-
-def least_over_ssd(groups: Sequence[Size], num_ids: int, held: int) -> int:
-    """Bytes of memory between a cache and an ssd: the index of all rows, or of `num_ids` dynamic ids, and `held` rows.
-
-    Groups are of one record, so that each has its part of the budget.
-    """
-    per_id = tiered.BYTES_PER_KEY + BYTES_PER_ID
-    index = [2 * num_ids * per_id if rows is None else rows * tiered.BYTES_PER_KEY for rows, _ in groups]
-    return len(groups) * (max(index) + held * (groups[0][1] + tiered.BYTES_PER_SLOT))
 
 
 def _slots(share: float | None, rows: int, budgets: Budgets) -> int | None:

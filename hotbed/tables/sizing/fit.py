@@ -21,14 +21,15 @@ from hotbed.ops.int8 import packed_width
 from hotbed.ops.records import Layout, Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import SGD, RowOptimizer
-from hotbed.tables.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of, without_replicas
+from hotbed.tables.sizing.budget import Budgets, Size, cache_share, rooms_of, without_replicas
+from hotbed.tables.sizing.enough import enough_for
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
 
 
 class OwnSettings(NamedTuple):
-    """What a table has otherwise than the others; None: as they have it. Tables with the same share a group."""
+    """Settings of a table that differ from those of the others; None: the same. Tables with the same settings share a group."""
 
     optimizer: RowOptimizer | None = None
     precision: Precision | None = None
@@ -45,7 +46,7 @@ class TableSize(Protocol):
 
     @property
     def rows(self) -> int | None:
-        """None: dynamic ids."""
+        """The number of rows; None: dynamic ids."""
 
     @property
     def dim(self) -> int: ...
@@ -55,11 +56,11 @@ class TableSize(Protocol):
 
     @property
     def features(self) -> tuple[str, ...] | None:
-        """Those that read it; None: that of its name."""
+        """The features that read it; None: the one of its name."""
 
     @property
     def own(self) -> OwnSettings | None:
-        """None: the settings of all tables."""
+        """Its own settings; None: those of all tables."""
 
     @property
     def placement(self) -> str | None:
@@ -78,13 +79,13 @@ class GroupKind(NamedTuple):
     by_column: bool = False  # every rank has a slice of every row
 
     def optimizer(self, usual: RowOptimizer) -> RowOptimizer:
-        """That of its rows; frozen rows have no state."""
+        """The optimizer of its rows; frozen rows have no state."""
         if self.own is None:
             return usual
         return SGD(lr=0.0) if self.own.frozen else self.own.optimizer or usual
 
     def precision(self, usual: Precision) -> Precision:
-        """That of its weights."""
+        """The precision of its weights."""
         return (self.own and self.own.precision) or usual
 
 

@@ -33,7 +33,7 @@ _WAITING = ("waiting_tables", "waiting_ids", "waiting_counts")
 
 
 class IdsSnapshot:
-    """Of one group, as trained: the rows that are held, or in files; those that no id has by then are left out.
+    """A snapshot of one group, as trained: the rows that are held, or in files, without those that no id has by then.
 
     `read` gives the records of shared rows that were never written.
     """
@@ -95,7 +95,7 @@ class IdsSnapshot:
                 yield name, torch.from_numpy(mine)
 
     def rest(self) -> dict[str, Tensor]:
-        """All that is no row's."""
+        """Everything that does not belong to a row."""
         return {f"ids.{self._group}.{name}": _as_tensor(name, values) for name, values in self._rest.items()}
 
 
@@ -120,7 +120,7 @@ class IdsSink:
         return torch.from_numpy(columns["row"])
 
     def join(self, group: str, rests: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What several ranks have saved of no row, as one of other ranks needs it."""
+        """What several ranks saved beyond rows, as one rank of another number needs it."""
         return _joined_rest(self._ids, group, rests, self._ids.shard)
 
     def end(self, group: str, tensors: Mapping[str, Tensor], written: Callable[[], Iterator[Ints]]) -> Ints:
@@ -152,7 +152,7 @@ class IdsSink:
 
 
 def _joined_rest(ids: DynamicIds, group: str, rests: Sequence[Mapping[str, Tensor]], shard: Shard) -> dict[str, Tensor]:
-    """What several ranks have saved of no row, as one of other ranks: those who wait for it, and all counts for the first.
+    """What several ranks saved beyond rows, for one rank of another number: its own pending ids, and all counts for the first.
 
     Rows get new numbers, so what says which are free or rest is left out. A sketch cannot be taken apart by ids: every rank has
     the sum of all, in which no count is too low.

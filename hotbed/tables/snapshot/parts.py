@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeysSnapshot(Protocol):
-    """Of one group, as of one moment."""
+    """A snapshot of one group, as of one moment."""
 
     def parts(self) -> Iterator[RowPart]:
         """Rows by table; each part is good until the next."""
@@ -29,7 +29,7 @@ class KeysSnapshot(Protocol):
         """Ids that have expired."""
 
     def rest(self) -> dict[str, Tensor]:
-        """All that is no row's."""
+        """Everything that does not belong to a row."""
 
 
 class KeysSink(Protocol):
@@ -39,7 +39,7 @@ class KeysSink(Protocol):
         """The keys of a part's rows; negative for what has none here."""
 
     def join(self, group: str, rests: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What each of another number of ranks saved of no row, as this rank needs it."""
+        """What each of another number of ranks saved beyond rows, as this rank needs it."""
 
     def end(self, group: str, tensors: Mapping[str, Tensor], written: Callable[[], Iterator[Ints]]) -> Ints:
         """All parts are there; which of the keys that have a record no id has."""
@@ -52,7 +52,7 @@ class PresetSnapshot:
         self._layout, self._members, self._shard, self._held = layout, members, shard, held
 
     def parts(self) -> Iterator[RowPart]:
-        """Of the rows that no file holds."""
+        """Parts of the rows that no file holds."""
         for keys, rows in self._held.items():
             yield from parts_of(self._layout, self._members, self._shard.keys_of(keys), rows)
 

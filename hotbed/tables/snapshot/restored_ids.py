@@ -26,7 +26,7 @@ _USES = ("last_use", "score")
 
 
 class RestoredIds:
-    """Of one group whose translator has seen no batch."""
+    """Restores the ids of one group whose translator has seen no batch."""
 
     def __init__(self, ids: DynamicIds) -> None:
         self._ids = ids

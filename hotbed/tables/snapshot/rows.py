@@ -57,7 +57,7 @@ class CopiedRows:
 
     @property
     def keys(self) -> Keys:
-        """Of the rows that `items` gives."""
+        """Keys of the rows that `items` gives."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(keys.numpy() for keys, _ in self.items())])
 
     def in_files(self, live: Callable[[], Keys]) -> Keys:

@@ -1,4 +1,4 @@
-"""What commands say to somebody who uses them for the first time, and what they do not say when told to be quiet."""
+"""What commands print for a first-time user, and what --quiet leaves out."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_the_end_of_a_run_says_what_was_kept_and_what_comes_next(hotbed, tmp_pat
 def test_quiet_is_only_the_result(hotbed):
     done = hotbed("train", *CLICKS, "--cache", 0.9, "--out", "run", "--quiet")
     assert done.code == 0, done.err
-    assert re.fullmatch("note: 12 steps of 256 samples are few .*\n", done.err)  # a warning about the result
+    assert re.fullmatch("note: 12 steps of 256 samples are too few .*\n", done.err)  # a warning about the result
     assert "AUC" in done.out
     assert "kept: " in done.out
     assert "forecast" not in done.out

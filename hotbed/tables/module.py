@@ -337,9 +337,8 @@ class EmbeddingTables(nn.Module):
             raise ConfigError(f"max_norm must be above 0, not {max_norm!r}")
         return clip_together(self.accumulation.in_order(), self.features, self.tables, parameters, max_norm)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients that wait for a step."""
-        super().zero_grad(set_to_none)
+    def forget_gradients(self) -> None:
+        """What `zero_grad()` does, of the tables or of a module that holds them: gradients that wait for a step are dropped."""
         if self.accumulation is not None:
             self.accumulation.forget()
 

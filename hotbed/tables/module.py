@@ -522,7 +522,12 @@ class EmbeddingTables(nn.Module):
 
     @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
-        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
+        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused.
+
+        So does `to_empty(device=...)`: rows are made with their values, also under `torch.device("meta")`.
+        """
+        if getattr(fn, "__qualname__", "").startswith("Module.to_empty."):
+            empty, fn = fn, lambda records: records.to(empty(records[:0]).device)
         self.claim()
         for group in self.groups:
             dtype = fn(group.records[:0]).dtype

@@ -50,11 +50,19 @@ def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def refuse_tracing() -> None:
-    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a lookup they record holds no rows and is wrong."""
+    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a lookup they record holds no rows and is wrong.
+
+    Inside torch.func, too, whose tensors have no memory that a lookup could read.
+    """
     if torch._C._is_tracing() or torch.compiler.is_exporting():
         raise HotbedError(
             "a lookup in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "
             f"writes a trained model with its rows, and its dense part as ONNX; in your own code {_WAY_OUT}"
+        )
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise HotbedError(
+            "a lookup in hotbed's tables cannot be a part of torch.func (vmap, grad, ...): call tables(ids) before, with the "
+            "ids of all samples, and give the vectors to the function that is transformed"
         )
 
 

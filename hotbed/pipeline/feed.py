@@ -93,6 +93,11 @@ class Feed:
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
+    @property
+    def stream(self) -> Iterable[Any] | None:
+        """The loader, if it has one pass only."""
+        return self._reader.stream
+
     def start(self) -> None:
         check_current(self._device)
         self._owner = threading.current_thread()

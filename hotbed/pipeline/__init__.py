@@ -84,7 +84,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
             reader.contents.forget(batch)
             take_over(batch, device, point)
             yield batch
-            _refuse_ended(reader)
+            _refuse_ended(reader, process)
             del found, batch
     finally:
         _close(reader, process)
@@ -107,7 +107,7 @@ def _batches(feed: Feed) -> Generator[BatchT, None, None]:
         while found := feed.next():
             feed.offered = ()
             yield found[0]
-            _refuse_ended(feed)
+            _refuse_ended(feed, process)
     finally:
         _close(feed, process)
 
@@ -122,7 +122,11 @@ def _begin(source: Feed | Reader) -> None:
     _open[source] = owner
 
 
-def _refuse_ended(source: Feed | Reader) -> None:
+def _refuse_ended(source: Feed | Reader, process: int) -> None:
+    if process != os.getpid():
+        raise HotbedError(
+            "this prefetched loop belongs to the process that this one was forked from, with its threads; begin a loop here"
+        )
     if source not in _open:
         raise HotbedError(
             "a later prefetch over the same iterator has ended this one, and got the batches that were read ahead; use the "

@@ -115,11 +115,11 @@ def _batches(feed: Feed) -> Generator[BatchT, None, None]:
 def _begin(source: Feed | Reader) -> None:
     """A loop begins. One over the same iterator that this thread left open ends, as by `break`: its batches come first here."""
     owner = threading.current_thread(), os.getpid()
-    for other, theirs in list(_open.items()):
+    for other, (theirs, _) in list(_open.items()):
         if theirs == owner and other.stream is not None and other.stream is source.stream:
-            del _open[other]
+            _open[other] = owner, True  # first: after an interrupt the next loop closes it again
             other.close()
-    _open[source] = owner
+    _open[source] = owner, False
 
 
 def _refuse_ended(source: Feed | Reader, process: int) -> None:
@@ -127,7 +127,7 @@ def _refuse_ended(source: Feed | Reader, process: int) -> None:
         raise HotbedError(
             "this prefetched loop belongs to the process that this one was forked from, with its threads; begin a loop here"
         )
-    if source not in _open:
+    if _open[source][1]:
         raise HotbedError(
             "a later prefetch over the same iterator has ended this one, and got the batches that were read ahead; use the "
             "later one"
@@ -147,6 +147,6 @@ def _abandon() -> None:
         source.abandon()
 
 
-# loops: the thread and process that began each
-_open: weakref.WeakKeyDictionary[Feed | Reader, tuple[threading.Thread, int]] = weakref.WeakKeyDictionary()
+# loops: the thread and process that began each; whether a later one took its iterator over
+_open: weakref.WeakKeyDictionary[Feed | Reader, tuple[tuple[threading.Thread, int], bool]] = weakref.WeakKeyDictionary()
 atexit.register(_abandon)

@@ -99,8 +99,14 @@ def state_dict(
     """
     is_bag, tables = isinstance(tables, EmbeddingBag), _checked(tables, style)
     if style == "fbgemm":
-        sums = None if weights_only else _SUMS.get(type(tables.optimizer))
-        columns = {name: _columns(tables, name, sums) for name in tables.tables}
+        sums = dict.fromkeys(tables.tables) if weights_only else {name: _sum_of(tables, name) for name in tables.tables}
+        if len({*sums.values()}) > 1:
+            listed = "; ".join(f"{name}: {one or 'none'}" for name, one in sums.items())
+            raise ConfigError(
+                f"FBGEMM has one optimizer for all tables, and these keep different sums ({listed}); weights_only=True leaves "
+                "them out"
+            )
+        columns = {name: _columns(tables, name, one) for name, one in sums.items()}
         return {prefix + name: tensor for name, tensor in pack(columns, place).items()}
     if is_bag and style == "embedding_bag":
         return {f"{prefix}weight": _columns(tables, name)["weight"] for name in tables.tables}
@@ -134,7 +140,7 @@ def load_state_dict(
         for name, columns in found.items():
             kept = {"weight": columns["weight"]}
             if name in has_sums:
-                kept[_SUMS[type(tables.optimizer)]] = columns["sum"]
+                kept[str(_sum_of(tables, name))] = columns["sum"]
             tables.group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
 
 
@@ -146,6 +152,11 @@ def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTab
     if style not in STYLES:
         raise ConfigError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
     return tables
+
+
+def _sum_of(tables: EmbeddingTables, table: str) -> str | None:
+    """The state of a table that is FBGEMM's momentum1; None where its own optimizer has none."""
+    return _SUMS.get(type(tables.group_of(table).optimizer))
 
 
 def _columns(tables: EmbeddingTables, name: str, sums: str | None = None) -> Columns:
@@ -197,10 +208,11 @@ def _misfits(tables: EmbeddingTables, name: str, columns: Columns, weights_only:
         ]
     shapes = {"weight": [table.rows, table.dim]}
     if "sum" in columns and not weights_only:
-        if type(tables.optimizer) not in _SUMS:
-            kind = type(tables.optimizer).__name__
+        sums = _sum_of(tables, name)
+        if sums is None:
+            kind = "a frozen table" if table.frozen else type(tables.group_of(name).optimizer).__name__
             return [f"table {name!r}: momentum1 means nothing to {kind}; weights_only=True leaves it out"]
-        shapes["sum"] = [table.rows, 1 if isinstance(tables.optimizer, RowwiseAdagrad) else table.dim]
+        shapes["sum"] = [table.rows, 1 if sums == _SUMS[RowwiseAdagrad] else table.dim]
     for what, shape in shapes.items():
         one = columns[what]
         if not isinstance(one, Tensor) or hasattr(one, "full_tensor"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from hotbed.cache import MOST_AHEAD
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.pipeline.batches import take_over
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.reader import Reader
@@ -46,8 +47,8 @@ def prefetch(
 
     A loader that draws from torch's global generator is read ahead up to its next draw, which waits for the batches before to
     be trained; give it a generator of its own. An error of the loader comes after the batches read before it. Of an iterator
-    (a generator, say) that is left early, batches read ahead are kept and come first in the next prefetch over it; asking the
-    iterator itself misses them.
+    (a generator, say) that is left early, batches read ahead are kept and come first in the next prefetch over it, which ends
+    a loop of this thread over it that is still open; asking the iterator itself misses them.
 
     Args:
         loader: yields hotbed Batches, tensors of ids, tuples that start with ids, or mappings (with "ids", or of the features);
@@ -75,7 +76,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
     """Without a cache: batches on the device."""
     process = os.getpid()
     try:
-        _open.add(reader)
+        _begin(reader)
         reader.start()
         while found := _waited(reader, clock):
             batch, point, _ = found
@@ -83,6 +84,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
             reader.contents.forget(batch)
             take_over(batch, device, point)
             yield batch
+            _refuse_ended(reader, process)
             del found, batch
     finally:
         _close(reader, process)
@@ -100,18 +102,41 @@ def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any, Any] | None:
 def _batches(feed: Feed) -> Generator[BatchT, None, None]:
     process = os.getpid()
     try:
-        _open.add(feed)
+        _begin(feed)
         feed.start()
         while found := feed.next():
             feed.offered = ()
             yield found[0]
+            _refuse_ended(feed, process)
     finally:
         _close(feed, process)
 
 
+def _begin(source: Feed | Reader) -> None:
+    """A loop begins. One over the same iterator that this thread left open ends, as by `break`: its batches come first here."""
+    owner = threading.current_thread(), os.getpid()
+    for other, (theirs, _) in list(_open.items()):
+        if theirs == owner and other.stream is not None and other.stream is source.stream:
+            _open[other] = owner, True  # first: after an interrupt the next loop closes it again
+            other.close()
+    _open[source] = owner, False
+
+
+def _refuse_ended(source: Feed | Reader, process: int) -> None:
+    if process != os.getpid():
+        raise HotbedError(
+            "this prefetched loop belongs to the process that this one was forked from, with its threads; begin a loop here"
+        )
+    if _open[source][1]:
+        raise HotbedError(
+            "a later prefetch over the same iterator has ended this one, and got the batches that were read ahead; use the "
+            "later one"
+        )
+
+
 def _close(source: Feed | Reader, process: int) -> None:
     """Where `process` began it. In a fork of that, and when Python ends, its threads do not run: waiting would never end."""
-    _open.discard(source)
+    _open.pop(source, None)
     if not sys.is_finalizing() and process == os.getpid():
         source.close()
 
@@ -122,5 +147,6 @@ def _abandon() -> None:
         source.abandon()
 
 
-_open: weakref.WeakSet[Feed | Reader] = weakref.WeakSet()
+# loops: the thread and process that began each; whether a later one took its iterator over
+_open: weakref.WeakKeyDictionary[Feed | Reader, tuple[tuple[threading.Thread, int], bool]] = weakref.WeakKeyDictionary()
 atexit.register(_abandon)

@@ -20,6 +20,7 @@ exception: `close` then carries out what was decided, and if it is interrupted i
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -71,7 +72,7 @@ class Feed:
         self._ids = [group.keyspace for group in self._cached if group.keyspace.is_dynamic]
         self._most_ahead, self._num_delivered = MOST_AHEAD, 0  # the latter since batches were last taken back
         self._learns = True
-        self._owner = threading.current_thread()  # who trains
+        self._owner, self.process = threading.current_thread(), os.getpid()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
@@ -93,9 +94,14 @@ class Feed:
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
+    @property
+    def stream(self) -> Iterable[Any] | None:
+        """The loader, if it has one pass only."""
+        return self._reader.stream
+
     def start(self) -> None:
         check_current(self._device)
-        self._owner = threading.current_thread()
+        self._owner, self.process = threading.current_thread(), os.getpid()
         self._learns = self._tables.learns and torch.is_grad_enabled()
         self._eager.learns = self._learns
         self._eager.start()

@@ -138,6 +138,11 @@ class Reader:
         return self._wanted < self._taken + 1 == self._held
 
     @property
+    def stream(self) -> Iterable[Any] | None:
+        """The loader, if it has one pass only."""
+        return self._loader if is_stream(self._loader) else None
+
+    @property
     def num_ready(self) -> int:
         """Batches that are read and not yet taken."""
         return len(self._found)

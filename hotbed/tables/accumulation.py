@@ -167,6 +167,7 @@ class Accumulation:
         return [self.parts[number] for number in sorted(self.parts)]
 
 
+@torch.inference_mode(False)  # where nothing has a gradient
 def _step_on(parts: Sequence[Part], tables: AccumulatingTables, look_up: LookUp) -> bool:
     """One training step on all these batches, unless one overflowed. Hooks do not see it: they have seen each of them."""
     unscaled = [part.unscale(tables) for part in parts]  # of all, so that the scaler knows

@@ -337,9 +337,8 @@ class EmbeddingTables(nn.Module):
             raise ConfigError(f"max_norm must be above 0, not {max_norm!r}")
         return clip_together(self.accumulation.in_order(), self.features, self.tables, parameters, max_norm)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop pending gradients."""
-        super().zero_grad(set_to_none)
+    def forget_gradients(self) -> None:
+        """Drop pending gradients, as `zero_grad()` of the tables, or of a module that holds them, does."""
         if self.accumulation is not None:
             self.accumulation.forget()
 
@@ -523,7 +522,12 @@ class EmbeddingTables(nn.Module):
 
     @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
-        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
+        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused.
+
+        So does `to_empty(device=...)`: rows are made with their values, also under `torch.device("meta")`.
+        """
+        if getattr(fn, "__qualname__", "").startswith("Module.to_empty."):
+            empty, fn = fn, lambda records: records.to(empty(records[:0]).device)
         self.claim()
         for group in self.groups:
             dtype = fn(group.records[:0]).dtype

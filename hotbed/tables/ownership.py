@@ -7,12 +7,14 @@ and resumes when its next batch is requested. One thread at a time: every call o
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from hotbed.errors import HotbedError
 from hotbed.ops.lookups import Lookups
 from hotbed.tables.inputs import BatchInputs
 from hotbed.tables.keyed import is_keyed, tensors_of
@@ -24,6 +26,8 @@ _log = logging.getLogger("hotbed.tables")
 
 class BatchFeed(Protocol):
     """What a feed must be able to do for others."""
+
+    process: int  # whose threads move its rows
 
     def pause(self, *, drop: bool) -> None:
         """Stop working ahead; with `drop` also forget what is known of batches ahead."""
@@ -103,6 +107,7 @@ class Ownership:
 
     def claim(self, *, drop: bool = False) -> None:
         """Ownership for the training thread itself; `drop`: what is known of batches ahead no longer holds."""
+        self._refuse_fork()
         self._close_left()
         if self.feed is not None:
             self.feed.pause(drop=drop)
@@ -110,6 +115,7 @@ class Ownership:
 
     def take(self, feed: BatchFeed) -> None:
         """Ownership for a feed, until another feed's batch is requested."""
+        self._refuse_fork()
         self._close_left()
         self.changes.check()
         if self.feed is not None and self.feed is not feed:
@@ -148,6 +154,16 @@ class Ownership:
     def forget(self, feed: BatchFeed) -> None:
         """A feed is closed."""
         self.left = deque(one for one in self.left if one is not feed)
+
+    def _refuse_fork(self) -> None:
+        """Raise in a fork of a process that has an open loop: its threads, and the rows on their way, are there."""
+        for feed in (self.feed, *self.left):
+            if feed is not None and feed.process != os.getpid():
+                raise HotbedError(
+                    f"this process was forked from {feed.process} amid a prefetched loop over these tables, and only that one "
+                    "has the threads that move their rows; fork before the loop or after its end, or create tables here and "
+                    "load their checkpoint"
+                )
 
     def _close_left(self) -> None:
         for feed in list(self.left):

@@ -1,8 +1,9 @@
-"""What torch does to a whole model, and rows follow although they are not parameters: compiling, loss scaling, freezing.
+"""What torch does to a whole model, and rows follow although they are no parameters: compiling, scaling, freezing, zeroing.
 
-torch reports neither of the last two, so two of its methods are wrapped when the first tables are made:
-`GradScaler.scale`, whose results from then on say during their backward pass that gradients are scaled, and by how much; and
-`nn.Module.requires_grad_`, which from then on also reaches tables inside the module. Models without tables notice nothing.
+torch reports none of the last three, so four of its methods are wrapped when the first tables are made: `scale` of GradScaler,
+whose results from then on say during their backward pass that gradients are scaled, and by how much; its `step`, which drops
+gradients of tables that it leaves out; and `requires_grad_` and `zero_grad` of nn.Module, which from then on also reach tables
+inside the module. Models without tables notice nothing.
 """
 
 from __future__ import annotations
@@ -49,11 +50,19 @@ def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def refuse_tracing() -> None:
-    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a lookup they record holds no rows and is wrong."""
+    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a lookup they record holds no rows and is wrong.
+
+    Inside torch.func, too, whose tensors have no memory that a lookup could read.
+    """
     if torch._C._is_tracing() or torch.compiler.is_exporting():
         raise HotbedError(
             "a lookup in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "
             f"writes a trained model with its rows, and its dense part as ONNX; in your own code {_WAY_OUT}"
+        )
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise HotbedError(
+            "a lookup in hotbed's tables cannot be a part of torch.func (vmap, grad, ...): call tables(ids) before, with the "
+            "ids of all samples, and give the vectors to the function that is transformed"
         )
 
 
@@ -139,14 +148,16 @@ def backward_in_caller() -> None:
 
 
 def listen() -> None:
-    """Wrap the two methods of torch, once; of scalers those of all kinds that are known by now."""
+    """Wrap the methods of torch, once; of scalers those of all kinds that are known by now."""
     kinds = [GradScaler]
     for kind in kinds:
         kinds += kind.__subclasses__()
         if "scale" in vars(kind) and not hasattr(kind.scale, "hotbed_listens"):
             kind.scale = _reporting(kind.scale)  # type: ignore[assignment,method-assign]
     if not hasattr(nn.Module.requires_grad_, "hotbed_listens"):
-        nn.Module.requires_grad_ = _reaching_rows(nn.Module.requires_grad_)  # type: ignore[assignment,method-assign]
+        GradScaler.step = _stepping_rows(GradScaler.step)  # type: ignore[method-assign]
+        nn.Module.requires_grad_ = _freezing_rows(nn.Module.requires_grad_)  # type: ignore[assignment,method-assign]
+        nn.Module.zero_grad = _zeroing_rows(nn.Module.zero_grad)  # type: ignore[method-assign]
 
 
 def _reporting(scale: Callable[[GradScaler, Any], Any]) -> Callable[[GradScaler, Any], Any]:
@@ -159,6 +170,18 @@ def _reporting(scale: Callable[[GradScaler, Any], Any]) -> Callable[[GradScaler,
 
     reporting.hotbed_listens = True  # type: ignore[attr-defined]
     return eager(reporting)
+
+
+def _stepping_rows(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradScaler.step`, after which no gradients of tables wait: `tables.step()` took them, or they overflowed."""
+
+    @wraps(step)
+    def stepping(self: GradScaler, optimizer: Any, *arguments: Any, **settings: Any) -> Any:
+        moved = step(self, optimizer, *arguments, **settings)
+        getattr(optimizer, "forget_gradients", bool)()
+        return moved
+
+    return stepping
 
 
 def _watch(scaler: GradScaler, scale: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
@@ -194,7 +217,7 @@ def _report_overflow(scaler: GradScaler, device: torch.device) -> None:
     _reports.setdefault(scaler, deque(maxlen=_PASSES)).append(optimizer)  # it is known by its id until the next update
 
 
-def _reaching_rows(requires_grad_: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def _freezing_rows(requires_grad_: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """`nn.Module.requires_grad_`, also of tables inside."""
 
     @wraps(requires_grad_)
@@ -206,4 +229,18 @@ def _reaching_rows(requires_grad_: Callable[..., nn.Module]) -> Callable[..., nn
         return requires_grad_(self, requires_grad)
 
     reaching.hotbed_listens = True  # type: ignore[attr-defined]
+    return reaching
+
+
+def _zeroing_rows(zero_grad: Callable[..., None]) -> Callable[..., None]:
+    """`nn.Module.zero_grad`, also of tables inside."""
+
+    @wraps(zero_grad)
+    def reaching(self: nn.Module, set_to_none: bool = True) -> None:
+        for module in self.modules():
+            forget = getattr(module, "forget_gradients", None)
+            if forget is not None:
+                forget()
+        zero_grad(self, set_to_none)
+
     return reaching

@@ -110,6 +110,24 @@ def test_other_states_do_not_travel(optimizer):
     assert "momentum1_host" not in state_dict(trained("adagrad"), style="fbgemm", weights_only=True)
 
 
+@pytest.mark.parametrize(
+    "own", [{"frozen": True}, {"optimizer": hotbed.optim.SGD()}, {"optimizer": hotbed.optim.RowwiseAdagrad()}]
+)
+def test_sums_of_tables_with_optimizers_of_their_own(own):
+    def make(**settings):
+        declared = {"a": hotbed.Table(9, 4), "b": hotbed.Table(9, 4, **settings)}
+        return hotbed.EmbeddingTables(declared, hotbed.optim.Adagrad())
+
+    tables, alike = make(**own), make()
+    with pytest.raises(ConfigError, match=r"keep different sums \(a: sum_of_squares; b: .*weights_only=True"):
+        state_dict(tables, style="fbgemm")
+    with pytest.raises(ShapeError, match=r"momentum1 means nothing to|sum of 'b' is"):
+        load_state_dict(tables, state_dict(alike, style="fbgemm"), style="fbgemm")
+    state = state_dict(tables, style="fbgemm", weights_only=True)
+    load_state_dict(alike, state, style="fbgemm")
+    assert torch.equal(alike.weight("b"), tables.weight("b"))
+
+
 def test_a_list_is_split_embedding_weights():
     weights = [torch.rand(12, 4), torch.rand(7, 8)]
     tables = tables_of()

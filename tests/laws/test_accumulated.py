@@ -252,7 +252,7 @@ def test_a_step_that_is_too_large_for_the_cache_is_refused_and_nothing_is_lost()
 
 @pytest.mark.parametrize("by", ["scaler", "tables"])
 def test_a_grad_scaler_steps_them_like_an_optimizer(by):
-    """Powers of two change no bit; a step that overflows is left out, and the scaler hears of it."""
+    """Powers of two change no bit; a step that overflows is left out with its gradients, and the scaler hears of it."""
     plain, scaled = small().accumulate(), small().accumulate()
     weight = torch.nn.Parameter(torch.ones(4))
     dense = torch.optim.SGD([weight], lr=0.1)
@@ -270,9 +270,7 @@ def test_a_grad_scaler_steps_them_like_an_optimizer(by):
             scaler.step(scaled)
         else:
             assert scaled.step() is not overflows
-        if overflows:
-            scaled.zero_grad()
-        else:
+        if not overflows:
             plain.step()
         scaler.step(dense)
         scaler.update()
@@ -281,6 +279,25 @@ def test_a_grad_scaler_steps_them_like_an_optimizer(by):
         weight.data.fill_(1.0)
     assert torch.equal(plain.weight("a"), scaled.weight("a"))
     assert scaled.num_updates == 3
+
+
+def test_zeroing_a_model_drops_the_gradients_of_tables_inside():
+    tables = small().accumulate()
+    model = torch.nn.Sequential(torch.nn.ModuleList([tables]))
+    before = tables.weight("a").clone()
+    (tables(torch.tensor([[3]])).sum() * float("nan")).backward()
+    model.zero_grad()
+    assert not tables.step()
+    assert torch.equal(tables.weight("a"), before)
+
+
+def test_a_step_in_inference_mode_moves_rows():
+    tables = small().accumulate()
+    before = tables.weight("a").clone()
+    tables(torch.tensor([[3]])).sum().backward()
+    with torch.inference_mode():
+        assert tables.step()
+    assert torch.allclose(tables.weight("a")[3], before[3] - 0.1)
 
 
 def test_features_may_be_bags_in_some_batches_and_sequences_of_any_length():

@@ -270,6 +270,34 @@ def test_a_feed_collected_in_a_fork(cache):
     assert ended == (worker, 0)
 
 
+@pytest.mark.parametrize("cache", [SMALL, {}], ids=["cache", "none"])
+def test_an_open_loop_is_refused_in_a_fork(cache):
+    """Its threads are not there: waiting for them would never end."""
+    tables = make(**cache)
+    feed = hotbed.prefetch(matrices(60), tables)
+    step(tables, next(feed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        worker = os.fork()
+    if worker == 0:
+        signal.alarm(300)
+        refused = 0
+        for call in (
+            lambda: next(feed),
+            lambda: tables(matrices(3)[2]),
+            tables.flush,
+            lambda: [*hotbed.prefetch(matrices(3), tables)],
+        ):
+            try:
+                call()
+            except HotbedError as error:
+                refused += "forked from" in str(error)
+        os._exit(refused)
+    ended = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    feed.close()
+    assert ended == (4 if cache else 1)  # rows that are all there can be looked up
+
+
 def test_a_feed_that_is_never_asked():
     tables = make(**SMALL)
     feed = hotbed.prefetch(matrices(3), tables)

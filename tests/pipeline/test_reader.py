@@ -240,6 +240,21 @@ def test_a_stream_that_is_left_keeps_its_batches(kind, cache):
     assert not leftovers._leftovers
 
 
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_a_stream_goes_to_the_later_of_two_loops_over_it(cache):
+    """A loop that an error has left open, because somebody holds it; then another over the same iterator."""
+    tables, stream = make(**cache), generated(matrices(60))
+    first, others = hotbed.prefetch(stream, tables), hotbed.prefetch(generated(matrices(9)), tables)
+    found = [*itertools.islice(first, 7)]
+    next(others)
+    found += hotbed.prefetch(stream, tables)
+    assert len(found) == 60
+    assert all(torch.equal(one, other) for one, other in zip(found, matrices(60)))
+    with pytest.raises(HotbedError, match="a later prefetch over the same iterator has ended this one"):
+        next(first)
+    assert len([*others]) == 8
+
+
 def test_batches_made_in_inference_mode():
     with torch.inference_mode():
         batches = [ids.clone() for ids in matrices(4)]

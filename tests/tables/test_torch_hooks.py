@@ -284,6 +284,33 @@ def test_a_trace_is_refused(trace):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_lookup_inside_a_transformed_function_is_refused(way):
+    tables, ids = tables_of(way), batches()[0]
+    for transform in (
+        lambda: torch.func.grad(lambda weight: (tables(ids) * weight).sum())(torch.ones(DIM)),
+        lambda: torch.vmap(lambda row: tables(row[None])[0])(ids),
+    ):
+        with pytest.raises(HotbedError, match="give the vectors to the function"):
+            transform()
+    vectors = tables(ids)
+    per_sample = torch.vmap(torch.func.grad(lambda weight, row: (row * weight).sum()), (None, 0))
+    assert torch.equal(per_sample(torch.ones(DIM), vectors.detach()), vectors.detach().sum(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_to_empty_leaves_rows_as_they_are(way):
+    """Parameters of a model that is made on torch's meta device have no values yet; rows have theirs."""
+    with torch.device("meta"):
+        model = Model(way)
+    assert model.dense.weight.is_meta
+    model.tables(batches()[0]).sum().backward()
+    before = rows_of(model.tables)
+    model.to_empty(device="cpu")
+    assert not model.dense.weight.is_meta
+    assert all(torch.equal(rows, before[name]) for name, rows in rows_of(model.tables).items())
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_a_model_and_a_step_compiled_whole_train_as_plain_ones(way):
     torch._dynamo.reset()

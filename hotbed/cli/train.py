@@ -10,10 +10,11 @@ import typer
 from hotbed.cli import options as opt
 from hotbed.cli.console import is_quiet, out, report_compiling
 from hotbed.cli.messages import as_run_file
+from hotbed.cli.options import local_only
 from hotbed.cli.progress import WatchOptions
 from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.ray_ranks import train_on_ray
-from hotbed.cli.settings import read_config, resumed_config, settings_of_flags
+from hotbed.cli.settings import read_config, refuse_idle, resumed_config, settings_of_flags
 from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError
 from hotbed.run.run_file import given_settings
@@ -102,7 +103,9 @@ def train_command(
     ),
     ray: opt.RayCluster = False,
     ranks: opt.Ranks = None,
-    restarts: int = typer.Option(3, min=0, help="With --ray: how often all ranks start again after one is lost."),
+    restarts: int | None = typer.Option(
+        None, min=0, metavar="N", help="With --ray: how often all ranks start again after one is lost. 3 by default."
+    ),
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     read_cache: opt.ReadCache = None,
@@ -110,7 +113,9 @@ def train_command(
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
     ),
-    metrics_host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines."),
+    metrics_host: str | None = typer.Option(
+        None, metavar="HOST", help="Address to listen on. Left out: 127.0.0.1; 0.0.0.0 accepts other machines."
+    ),
     track: list[str] = typer.Option(
         [], metavar="NAME", help="Send the metrics of the log to wandb, mlflow or otel too; may be repeated."
     ),
@@ -176,17 +181,21 @@ def train_command(
         return
     if ray:
         on_gpu = None if resume else _asks_for_gpu(read_config(run_file, given, sets))
-        raise typer.Exit(train_on_ray(context.obj, ranks, restarts, on_gpu))
+        raise typer.Exit(train_on_ray(context.obj, ranks, 3 if restarts is None else restarts, on_gpu))
     if ranks is not None:
         raise ConfigError(
             f"--ranks {ranks} belongs to --ray. With torchrun: torchrun --nproc-per-node {ranks} -m hotbed train"
         )
+    if restarts is not None:
+        raise ConfigError(f"--restarts {restarts} belongs to --ray. torchrun has --max-restarts.")
     quiet = is_quiet() or as_json
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps, tuple(track))
     watching.check()
+    local_only(trace=trace)
     set_read_cache(read_cache)
     place = resume or folder
-    with join_ranks() as world, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
+    copying = working_copy(place, resume=resume is not None, overwrite=overwrite, dry_run=dry_run)
+    with join_ranks() as world, copying as here:
         folder, resume = (here, None) if resume is None else (folder, here)
         if resume is None:
             start = None if folder is None else RunStart(folder, overwrite=overwrite)
@@ -197,6 +206,7 @@ def train_command(
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             options = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
             config, start = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
+        refuse_idle(config, given)
         with report_compiling(quiet or world.rank > 0) as compiled:
             train_run(config, start, world, options, compiled)
     if place is not None and is_remote(place) and world.rank == 0:

@@ -49,7 +49,7 @@ from hotbed.data.prepare.workers import MEMORY_OF_WORKER, RayWorkers, Workers, W
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
 from hotbed.data.values import LabelReader
-from hotbed.data.workspace import Workspace, publishing
+from hotbed.data.workspace import Workspace, check_out, publishing
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
@@ -120,16 +120,12 @@ def prepare(
     an earlier call, if there is any.
     """
     started = time.perf_counter()
-    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     options = LayoutOptions.parse(
         label=label, positive=positive, dense=dense, ids=ids, multi=multi, sequence=sequence, task=task, weight=weight,
         drop=drop, integers=integers, time_column=time_column, time_features=time_features, share=share,
     )  # fmt: skip
-    clock = options.clock
-    rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
-    if rule is not None and rule.kind == "days" and clock is None:
-        raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
-    _check_negatives(keep_negatives, rule)
+    clock, ids_rule = options.clock, _id_rule(ids_mode, hash_rows, min_count)
+    rule = _split_rule(split, options, keep_negatives)
     limit = MaxBad.parse(max_bad)
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
@@ -244,11 +240,31 @@ def look_at(
     positive: str | None = None,
     max_bad: str | int = "1%",
     delimiter: str | None = None,
+    split: str | None = None,
+    keep_negatives: float = 1.0,
+    min_count: int = 1,
+    ids_mode: str = "vocabulary",
+    hash_rows: int | None = None,
+    memory: str | int = MEMORY,
+    workers: int | None = None,
+    ray: bool = False,
+    out: str | Path = "",
+    overwrite: bool = False,
     **columns: Any,
 ) -> FirstLook:
-    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
+    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written.
+
+    What `prepare` would refuse before it reads everything is refused here.
+    """
     options = LayoutOptions.parse(positive=positive, **columns)
+    _id_rule(ids_mode, hash_rows, min_count)
+    rule = _split_rule(split, options, keep_negatives)
+    _memory(memory)
+    _check_workers(workers, ray)
+    if out:
+        check_out(path_of(out), overwrite=overwrite, shared=ray)
     sources = list_sources(inputs)
+    _split_names(sources, rule)
     readers = _readers(sources, format, delimiter, options, lambda _: None)
     return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
 
@@ -275,6 +291,8 @@ def _readers(
             hashed=not (options.dense or options.multi or options.sequences or options.targets),
             time=options.time,
         )
+        if delimiter is not None and shared.name != "csv":
+            raise ConfigError(f"--delimiter {delimiter!r} is for csv files; {files[0].path} is read as {shared.name}.")
     elif name not in (None, "parquet"):
         raise ConfigError(f"format {name!r} is for files; a table needs none.")
     aligned = _aligned(files, shared, options, say) if shared is not None else {}
@@ -345,6 +363,17 @@ def _first_look(
     raise no_rows(sources)
 
 
+def _split_rule(
+    split: str | Mapping[str, float | int] | None, options: LayoutOptions, keep_negatives: float
+) -> SplitRule | None:
+    """Which rows are of which split, and a ConfigError for what cannot be."""
+    rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
+    if rule is not None and rule.kind == "days" and options.clock is None:
+        raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
+    _check_negatives(keep_negatives, rule)
+    return rule
+
+
 def _check_negatives(share: float, rule: SplitRule | None) -> None:
     if not 0 < share <= 1:
         raise ConfigError(f"--keep-negatives {share:g} is not a share above 0 and at most 1.")
@@ -370,11 +399,15 @@ def _memory(memory: str | int) -> int:
     return num_bytes
 
 
-def _workers(count: int | None, memory: int, ray: bool) -> Workers:
+def _check_workers(count: int | None, ray: bool) -> None:
     if count is not None and count < 1:
         raise ConfigError(f"--workers {count} is below 1.")
     if ray and count is not None:
         raise ConfigError(f"--workers {count} is for threads of one machine; with --ray the cluster's cores count.")
+
+
+def _workers(count: int | None, memory: int, ray: bool) -> Workers:
+    _check_workers(count, ray)
     most = max(1, (memory - _MEMORY_OF_PROCESS) // MEMORY_OF_WORKER)
     return RayWorkers() if ray else WorkerThreads(min(count or num_cores(), most), memory // 2)
 

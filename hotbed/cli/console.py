@@ -66,10 +66,16 @@ class TextConsole(Console):
     """A console that never breaks a line of text, and shows no secret; tables take the width of the terminal."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        objects = tuple(hide(one) if isinstance(one, str) else one for one in objects)
+        objects = tuple(_without_secrets(one) for one in objects)
         if all(isinstance(one, str | Text) for one in objects):
             options.setdefault("soft_wrap", True)
         super().print(*objects, **options)
+
+
+def _without_secrets(printed: Any) -> Any:
+    if isinstance(printed, Text):
+        return printed if hide(printed.plain) == printed.plain else hide(printed.plain)
+    return hide(printed) if isinstance(printed, str) else printed
 
 
 def out() -> Console:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.text import Text
 
 from hotbed import load
 from hotbed.cli import main
@@ -333,6 +334,13 @@ class TestEveryPathOfARun:
     def test_a_run_file_there(self, run, tmp_path):
         assert hotbed("train", run / "config.json", "--out", tmp_path / "again", "--dry-run") == 0
 
+    def test_top_watches_the_folder_in_which_it_trains(self, run, capsys):
+        assert hotbed("top", run, "--once") == 1
+        assert f"{run} does not train on this machine" in capsys.readouterr().err
+        bring_run(run, working_folder(run))
+        assert hotbed("top", run, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "finished"
+
     def test_checkpoints_are_not_pruned_there_by_hand(self, run, capsys):
         assert hotbed("checkpoint", "verify", run) == 0
         assert hotbed("checkpoint", "prune", run, "--keep", 1) == 2
@@ -386,6 +394,8 @@ def test_no_output_shows_the_secrets_of_a_uri(tmp_path, monkeypatch, capsys):
     out().print(f"{uri} was read")
     print_json({"data": uri, "place": [Path(uri)], "bad": float("nan")})
     fail(f"there is no {Path(uri)}", 1)
+    out().print(Text.assemble((uri, "bold"), " is a bucket"))
+    fail("there is no s3:/SOMEONE:never-to-be-seen@elsewhere/run", 1)  # it was not read as a URI
     printed = "".join(capsys.readouterr())
     assert "never-to-be-seen" not in printed
     assert '"data": "s3://***:***@clicks/raw.csv"' in printed

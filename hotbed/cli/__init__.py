@@ -10,10 +10,14 @@ import functools
 import inspect
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from types import FrameType
 from typing import Any, NamedTuple
 
 import typer
@@ -84,6 +88,7 @@ COMMANDS = {
     ),
 }
 _NEED_ARGUMENTS = ("evaluate", "predict", "prepare", "export", "explain", "report", "serve")
+_HAVE_TEMPORARY_FILES = ("bench", "plan", "verify")  # and do not resume
 _USAGE = typer.BadParameter.__mro__[1]  # UsageError, of click or of the copy that typer brings
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -100,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = with_new_names(given)
     try:
         app = build_app([*given, *_words_to_complete()])
-        ended = app(args=given, prog_name="hotbed", obj=given, standalone_mode=not is_log_json())
+        with ended_by_sigterm() if _command_in(given) in _HAVE_TEMPORARY_FILES else nullcontext():
+            ended = app(args=given, prog_name="hotbed", obj=given, standalone_mode=not is_log_json())
         sys.exit(ended)
     except KeyboardInterrupt:
         sys.exit(fail("interrupted", ExitCode.INTERRUPTED))
@@ -117,6 +123,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(fail(message, code, traceback.format_exc() if is_bug or is_verbose() else None))
     finally:
         speak()  # a program may call main again, or a command by itself
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is inside as an error does, so that temporary files are removed; exit code 143."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(ExitCode.TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:

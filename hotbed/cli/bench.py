@@ -139,6 +139,7 @@ def bench_command(
         from hotbed.bench.systems import choose_systems
         from hotbed.cli.bench_report import report
         from hotbed.host.devices import pick_device
+    opt.local_only(csv=csv, ssd_folder=ssd_folder)
     on = pick_device(device or "auto")
     num_steps = steps or 100
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU

@@ -91,7 +91,7 @@ def list_command(run: Checkpoints, as_json: AsJson = False) -> None:
 def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
     """Verify every byte of every checkpoint: checksums, rows, and complete chains. Names what is damaged.
 
-    Exit code 2 if something is wrong. Nothing is changed.
+    Exit code 1 if something is wrong. Nothing is changed.
 
     [bold]For example:[/bold]
 
@@ -101,7 +101,7 @@ def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
     from hotbed.errors import RunError
     from hotbed.run.remote_folder import local_copy
 
-    folders = _folders(local_copy(run))
+    folders = _folders(local := local_copy(run))
     problems: dict[Path, list[str]] = {}
     with _bar("verifying", _bytes_of(folders)) as report:
         for folder in folders:
@@ -116,7 +116,7 @@ def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
         return
     if not wrong:
         out().print(f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} intact: {', '.join(good)}")
-        _print_rank_steps(run)
+        _print_rank_steps(local)
         return
     way_out = f" The newest intact one is {good[-1]}; move the later ones away to resume from it." if good else ""
     count = f"{len(wrong)} problem{'s' * (len(wrong) > 1)}"
@@ -184,8 +184,13 @@ def prune_command(
     hotbed checkpoint prune runs/mine --keep 1 --dry-run
     """
     from hotbed.checkpoint.chain import clean, locked, remove
+    from hotbed.files import is_remote, shown_path
     from hotbed.host.memory import in_words
 
+    if is_remote(run):
+        raise ConfigError(
+            f"{shown_path(run)} is in an object store; train.keep_checkpoints prunes there while a run trains."
+        )
     doomed, size = list[Path](), 0
     for root, find_old in _prunings(run, keep):
         with locked(root):

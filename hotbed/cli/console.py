@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hotbed.files.uri import hide
+
 if TYPE_CHECKING:
     from hotbed.host.compiling import CompileReport
 
@@ -61,12 +63,19 @@ def is_log_json() -> bool:
 
 
 class TextConsole(Console):
-    """A console that never breaks a line of text; tables take the width of the terminal."""
+    """A console that never breaks a line of text, and shows no secret; tables take the width of the terminal."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        objects = tuple(_without_secrets(one) for one in objects)
         if all(isinstance(one, str | Text) for one in objects):
             options.setdefault("soft_wrap", True)
         super().print(*objects, **options)
+
+
+def _without_secrets(printed: Any) -> Any:
+    if isinstance(printed, Text):
+        return printed if hide(printed.plain) == printed.plain else hide(printed.plain)
+    return hide(printed) if isinstance(printed, str) else printed
 
 
 def out() -> Console:
@@ -86,15 +95,18 @@ def err(always: bool = False) -> Console:
 
 def print_json(figures: Any) -> None:
     """The result of a command as JSON; numbers that JSON does not have become null."""
-    typer.echo(json.dumps(finite(figures), indent=1, default=str))
+    typer.echo(json.dumps(printable(figures), indent=1))
 
 
-def finite(value: Any) -> Any:
+def printable(value: Any) -> Any:
+    """What JSON can hold and a reader may see: no nan, no secret of a URI."""
+    if value is None or isinstance(value, bool | int):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): finite(one) for name, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): printable(one) for name, one in value.items()}
+    return [printable(one) for one in value] if isinstance(value, list | tuple) else hide(str(value))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotbed.cli.console import err, out, print_json, progress_bar, table_of_numbers
-from hotbed.cli.options import AsJson, DataPlace, DryRun, Out, Overwrite, Seed
+from hotbed.cli.options import AsJson, DataPlace, DryRun, Out, Overwrite, Seed, local_only
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
@@ -102,6 +102,7 @@ def get_command(
     from hotbed.data.download import download, list_folder
     from hotbed.errors import DataError
 
+    local_only(out=out_dir)
     entry = find_public_set(name)
     folders = choose_folders(entry, tuple(day or ()))
     console = err()
@@ -218,6 +219,7 @@ def make_command(
     from hotbed.data.synthetic import TRAIN_ROWS, check_train_rows, find_shape, make_log, other_rows
     from hotbed.data.synthetic.text_files import check_text
 
+    local_only(out=out_dir, text=text)
     base, colon, rows_text = name.partition(":")
     shape = find_shape(base)
     if colon and rows is not None:

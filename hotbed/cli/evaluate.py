@@ -20,7 +20,7 @@ from hotbed.cli.console import (
     result_table,
     waiting,
 )
-from hotbed.cli.options import words
+from hotbed.cli.options import MAX_BAD, words
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
@@ -49,7 +49,7 @@ def evaluate_command(
     batch_size: opt.BatchSize = None,
     cache: opt.CacheShare = None,
     hbm: opt.CacheBytes = None,
-    max_bad: opt.MaxBad = "1%",
+    max_bad: opt.MaxBad = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure a trained model: AUC, PR-AUC, log loss, normalized entropy, calibration; exact, over every sample.
@@ -75,8 +75,10 @@ def evaluate_command(
             raise ConfigError(
                 f"--data {data} and raw files ({', '.join(inputs)}) are both data to measure on. Give one of them."
             )
+        _refuse_for(True, {"--split": split, "--group": group, "--slice": slices})
         _evaluate_raw(run, inputs, device, ModelOptions(cache, hbm, batch_size), max_bad, as_json)
         return
+    _refuse_for(False, {"--max-bad": max_bad})
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
@@ -110,7 +112,20 @@ def evaluate_command(
     print_calibration({split: metrics}, base_rate=subject.base_rate)
 
 
-def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOptions, max_bad: str, as_json: bool) -> None:
+def _refuse_for(raw: bool, options: Mapping[str, object]) -> None:
+    """A ConfigError for options of the other kind of input: raw files, or a dataset."""
+    given = [name for name, value in options.items() if value is not None]
+    if given and raw:
+        raise ConfigError(
+            f"{', '.join(given)}: for a dataset, and raw files are given. `hotbed prepare` makes a dataset of them."
+        )
+    if given:
+        raise ConfigError(f"{', '.join(given)}: for raw files. The rows of a dataset were read by `hotbed prepare`.")
+
+
+def _evaluate_raw(
+    run: Path, inputs: list[str], device: str, wanted: ModelOptions, max_bad: str | None, as_json: bool
+) -> None:
     """Measure on raw files; rows without a label are left out."""
     _check_inputs(inputs)
     _check_files(inputs, f"--data {inputs[0]} measures on a dataset.")
@@ -126,7 +141,11 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
                 subject = _subject(run)
                 model = open_model(run, None, device, wanted)
                 reader = RawReader(
-                    model.folder, inputs, batch_size=wanted.batch_size, max_bad=max_bad, rows_of=model.rows_of
+                    model.folder,
+                    inputs,
+                    batch_size=wanted.batch_size,
+                    max_bad=max_bad or MAX_BAD,
+                    rows_of=model.rows_of,
                 )
         with waiting("scoring"):
             found = evaluate_batches(model.learner, reader, reader.schema.tasks)
@@ -151,6 +170,13 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
 def _held_out(dataset: Dataset) -> str:
     """The split that is read if none is given."""
     return "valid" if "valid" in dataset.row_groups and "test" not in dataset.row_groups else "test"
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two local paths are one file."""
+    from hotbed.files import is_remote
+
+    return not is_remote(other) and other.exists() and one.exists() and other.samefile(one)
 
 
 def _check_inputs(inputs: list[str]) -> None:
@@ -221,7 +247,7 @@ def predict_command(
     cache: opt.CacheShare = None,
     hbm: opt.CacheBytes = None,
     memory: opt.Memory = None,
-    max_bad: opt.MaxBad = "1%",
+    max_bad: opt.MaxBad = None,
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     as_json: opt.AsJson = False,
@@ -251,14 +277,17 @@ def predict_command(
     device, batch_size = device or "auto", batch_size or SCORE_BATCH
     if scores is None:
         raise ConfigError("--out FILE is needed: where to write the scores, as .parquet or .csv.")
-    if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
+    scores = path_of(scores)
+    if any(path_of(one) == scores or _is_same(Path(one), scores) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
         raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
     named = [one for one in inputs if not is_embedded(one)]
     _check_inputs(named)
-    if len(inputs) > 1 or (named and not (path_of(named[0]) / "schema.json").exists()):
+    is_raw = len(inputs) > 1 or bool(named and not (path_of(named[0]) / "schema.json").exists())
+    if is_raw:
         _check_files(named, "Give it alone.")
+    _refuse_for(is_raw, {"--split": split} if is_raw else {"--max-bad": max_bad})
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
@@ -274,13 +303,13 @@ def predict_command(
             with one_version(run):
                 model = open_model(run, memory, device, ModelOptions(cache, hbm, batch_size))
                 labels = Schema.load(model.folder).labels
-                if len(inputs) == 1 and not path_of(inputs[0]).is_file():
+                if not is_raw:
                     dataset = open_dataset(inputs[0])
                     check_same_ids(model.folder, dataset)
                     batches = split_batches(Loader(dataset, split or _held_out(dataset), batch_size=batch_size))
                 else:
                     reader = RawReader(
-                        model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of
+                        model.folder, inputs, batch_size=batch_size, max_bad=max_bad or MAX_BAD, rows_of=model.rows_of
                     )
                     batches = raw_batches(reader)
         if dry_run:

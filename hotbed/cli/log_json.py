@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hotbed.cli.console import ResilientStream, finite
+from hotbed.cli.console import ResilientStream, printable
 from hotbed.telemetry.observer import Observer, Progress, Record
 
 _BETWEEN = 10.0  # seconds between two lines of progress of one thing
@@ -32,7 +32,7 @@ def log_event(event: str, level: str = "info", at: float | None = None, **fields
     known = {name: value for name, value in fields.items() if value is not None}
     line = {"time": moment, "level": level, "event": event, **known}
     stream = ResilientStream(sys.stderr)
-    stream.write(json.dumps(finite(line), default=str) + "\n")
+    stream.write(json.dumps(printable(line)) + "\n")
     stream.flush()
 
 

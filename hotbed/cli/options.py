@@ -45,6 +45,18 @@ def cache_share(text: str) -> float:
         return share(text)
 
 
+def local_only(**places: Path | str | None) -> None:
+    """A ConfigError for an option that needs a local path and names a store; by option, such as `trace`."""
+    from hotbed.errors import ConfigError
+    from hotbed.files.uri import read_uri
+
+    for name, place in places.items():
+        if place is not None and (uri := read_uri(str(place))) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {uri} is in an object store, and has to be on a local disk. Give a local path."
+            )
+
+
 _CACHE = "Share of the rows on the device, e.g. 0.015 or 1.5%; the others are in host memory."
 _POLICY = "Which rows stay in the cache: oracle, lfu, lru or static."
 _DIM = "Width of an embedding vector."
@@ -80,9 +92,12 @@ Checkpoints = Annotated[
     Path, typer.Argument(metavar="CHECKPOINTS", help="A run folder, a folder of checkpoints, or one checkpoint.")
 ]
 Split = Annotated[str | None, typer.Option("--split", metavar="SPLIT", help="The split to read: train, valid or test.")]
+MAX_BAD = "1%"
 MaxBad = Annotated[
-    str,
-    typer.Option(metavar="N|N%", help="Stop when more rows than this cannot be read: a number or a share: 100 or 1%."),
+    str | None,
+    typer.Option(
+        metavar="N|N%", help="Stop when more rows than this cannot be read: a number or a share. Left out: 1%."
+    ),
 ]
 
 # the model and its settings

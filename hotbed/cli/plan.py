@@ -89,6 +89,7 @@ def plan_command(
 
     if calibrate not in _CALIBRATE:
         raise ConfigError(f"--calibrate is one of {', '.join(_CALIBRATE)}, not {calibrate!r}")
+    opt.local_only(html=html, links=links)
     data, curve = one_dataset(place, data), curve is not False
     given = settings_of_flags(
         data=data, model=model, dim=dim, batch_size=batch_size, hbm=hbm, cache=cache, memory=memory, ssd=ssd,

@@ -20,6 +20,7 @@ from hotbed.cli.console import (
     report_compiling,
 )
 from hotbed.cli.options import (
+    MAX_BAD,
     AsJson,
     DryRun,
     MaxBad,
@@ -164,7 +165,7 @@ def prepare_command(
         ),
     ] = "vocabulary",
     hash_rows: Annotated[int | None, typer.Option(metavar="N", help="Rows of each table with --ids-mode hash.")] = None,
-    max_bad: MaxBad = "1%",
+    max_bad: MaxBad = None,
     delimiter: Annotated[
         str | None,
         typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Default: found in the header."),
@@ -200,8 +201,7 @@ def prepare_command(
     Many machines: --ray. The result is the same to the byte, and Ray repeats the tasks of machines that are lost.
     --memory is then of one task.
     """
-    from hotbed.data.prepare.look import look_at
-    from hotbed.data.prepare.prepare import MEMORY, prepare
+    from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
     from hotbed.files.settings import set_read_cache
 
     set_read_cache(read_cache)
@@ -223,11 +223,22 @@ def prepare_command(
             "integers": integers,
             "time_column": time,
             "time_features": words(time_features),
-            "max_bad": max_bad,
+            "max_bad": max_bad or MAX_BAD,
             "delimiter": "\t" if delimiter == "\\t" else delimiter,
         }
+        rules: dict[str, Any] = {
+            "split": splits,
+            "keep_negatives": 1.0 if keep_negatives is None else keep_negatives,
+            "min_count": min_count,
+            "ids_mode": ids_mode,
+            "hash_rows": hash_rows,
+            "memory": memory or MEMORY,
+            "workers": workers,
+            "overwrite": overwrite,
+            "ray": ray,
+        }
         if dry_run:
-            print_columns(look_at(raw, **columns), out_dir, as_json)
+            print_columns(look_at(raw, out=out_dir, **columns, **rules), out_dir, as_json)
             return
         _check_alone()
         with _progress_bar() as progress, report_compiling() as compiled:
@@ -235,15 +246,7 @@ def prepare_command(
                 raw,
                 out_dir,
                 **columns,
-                split=splits,
-                keep_negatives=1.0 if keep_negatives is None else keep_negatives,
-                min_count=min_count,
-                ids_mode=ids_mode,
-                hash_rows=hash_rows,
-                memory=memory or MEMORY,
-                workers=workers,
-                overwrite=overwrite,
-                ray=ray,
+                **rules,
                 progress=progress,
                 say=print_progress,
             )

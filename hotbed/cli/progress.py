@@ -137,7 +137,7 @@ class WatchOptions(NamedTuple):
     """The options of metrics endpoint and trace."""
 
     metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str | None = None
     trace: Path | None = None
     trace_steps: str | None = None
     trackers: tuple[str, ...] = ()
@@ -155,6 +155,8 @@ class WatchOptions(NamedTuple):
         if self.metrics_port is not None and find_spec("prometheus_client") is None:
             needed = how_to_install("prometheus")
             raise ConfigError(f"--metrics-port needs prometheus_client, which is not installed: {needed}")
+        if self.metrics_port is None and self.metrics_host is not None:
+            raise ConfigError("--metrics-host is the address of --metrics-port; give both")
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps chooses the steps of --trace FILE; give both")
         parse_steps(self.trace_steps)
@@ -186,7 +188,11 @@ def open_watchers(options: WatchOptions, say: Callable[[str], None]) -> Iterator
     from hotbed.telemetry.spans import TraceWriter, parse_steps
 
     writer = None if options.trace is None else TraceWriter(options.trace, parse_steps(options.trace_steps))
-    server = None if options.metrics_port is None else MetricsServer(options.metrics_host, options.metrics_port)
+    server = (
+        None
+        if options.metrics_port is None
+        else MetricsServer(options.metrics_host or "127.0.0.1", options.metrics_port)
+    )
     try:
         if server is not None:
             say(f"metrics: {server.url}")

@@ -19,12 +19,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any, NamedTuple
 
-from hotbed.cli.console import print_progress
-from hotbed.errors import ConfigError, RankError, reason_of
+import typer
+
+from hotbed.cli.console import fail, print_progress
+from hotbed.errors import ConfigError, ExitCode, RankError, reason_of
 from hotbed.host.extras import connect_ray
 
 _POLL = 0.2  # seconds
@@ -91,6 +95,26 @@ def _die_with_parent() -> None:
         _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send before they take a machine away."""
+
+
+@contextmanager
+def _noting_sigterm() -> Iterator[None]:
+    """Raise Terminated; Ray's own handler would end this process at once, and all ranks with it."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except Terminated:
+        raise typer.Exit(fail("terminated", ExitCode.TERMINATED)) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class AttemptEnd(NamedTuple):
     """How all ranks ended; `lost` says why they should start again, if they should."""
 
@@ -118,15 +142,16 @@ def train_on_ray(arguments: Sequence[str], num_ranks: int | None, restarts: int,
     print_progress(f"{count} ranks on a Ray cluster of {machines} machines")
     store, meeting = _meeting_place(ray)
     end = AttemptEnd(1)
-    for attempt in range(restarts + 1):
-        environment = {**meeting, "TORCHELASTIC_RESTART_COUNT": str(attempt), "WORLD_SIZE": str(count)}
-        end = _Attempt(ray, count, bundle).run(without_ray(arguments), environment)
-        if not end.lost:
-            return end.code
-        if attempt < restarts:
-            print_progress(
-                f"{end.lost}; all ranks start again from the last checkpoint (restart {attempt + 1} of {restarts})"
-            )
+    with _noting_sigterm():
+        for attempt in range(restarts + 1):
+            environment = {**meeting, "TORCHELASTIC_RESTART_COUNT": str(attempt), "WORLD_SIZE": str(count)}
+            end = _Attempt(ray, count, bundle).run(without_ray(arguments), environment)
+            if not end.lost:
+                return end.code
+            if attempt < restarts:
+                print_progress(
+                    f"{end.lost}; all ranks start again from the last checkpoint (restart {attempt + 1} of {restarts})"
+                )
     del store  # ranks meet there until now
     raise RankError(
         f"{end.lost}, and the ranks were started again {restarts} times already (--restarts). The run is kept: "
@@ -232,20 +257,24 @@ class _Attempt:
     def _follow(self) -> AttemptEnd:
         """Pass on what ranks print until all have ended, or one is lost."""
         until = float("inf")
-        interrupted = False
+        stopped: ExitCode | None = None
         while len(self._codes) + len(self._lost) < self._count and time.monotonic() < until:
             try:
                 self._poll()
                 time.sleep(_POLL)
-            except KeyboardInterrupt:
-                if interrupted:
+            except KeyboardInterrupt as error:
+                if stopped is not None:
                     raise
-                interrupted, until = True, time.monotonic() + _SAVED_WITHIN
+                is_term = isinstance(error, Terminated)
+                stopped, until = (
+                    ExitCode.TERMINATED if is_term else ExitCode.INTERRUPTED,
+                    time.monotonic() + _SAVED_WITHIN,
+                )
                 for actor in self._actors:
-                    actor.signal.remote(signal.SIGINT)
-            if not interrupted and until == float("inf") and (self._lost or any(self._codes.values())):
+                    actor.signal.remote(signal.SIGTERM if is_term else signal.SIGINT)
+            if stopped is None and until == float("inf") and (self._lost or any(self._codes.values())):
                 until = time.monotonic() + _LAST_WORDS
-        return self._end(interrupted)
+        return self._end(stopped)
 
     def _poll(self) -> None:
         from ray.exceptions import RayError
@@ -265,12 +294,12 @@ class _Attempt:
             if code is not None:
                 self._codes[rank] = code
 
-    def _end(self, interrupted: bool) -> AttemptEnd:
+    def _end(self, stopped: ExitCode | None) -> AttemptEnd:
         killed = [rank for rank, code in self._codes.items() if code < 0]
         failed = [rank for rank, code in self._codes.items() if code == 1]
         worst = max((abs(code) for code in self._codes.values()), default=1)
-        if interrupted:
-            return AttemptEnd(130)
+        if stopped is not None:
+            return AttemptEnd(stopped)
         if self._lost:
             return AttemptEnd(1, next(iter(self._lost.values())))
         if killed:

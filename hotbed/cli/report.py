@@ -10,6 +10,8 @@ import typer
 from hotbed.cli.console import out, print_json, progress_bar, report_compiling, waiting
 from hotbed.cli.options import AsJson, DryRun, Out, RunPlaces
 
+ANALYSIS = "analysis.json"
+
 
 def report_command(
     runs: RunPlaces,
@@ -40,7 +42,7 @@ def report_command(
     """
     from hotbed.files import RemotePath, path_of
     from hotbed.report import read_run, write_comparison, write_report
-    from hotbed.run.remote_folder import local_copy, nothing
+    from hotbed.run.remote_folder import for_scoring, local_copy, nothing
 
     place = path_of(page) if page is not None else path_of(runs[0]) / "report.html" if len(runs) == 1 else None
     copies = [local_copy(run, nothing) for run in runs]
@@ -56,8 +58,10 @@ def report_command(
             out().print(f"dry run: {planned} would be written. Nothing was written.")
         return
     if analyze:
-        for run in runs:
-            analyze_run(run)
+        for run, copy in zip(runs, copies):
+            analyze_run(local_copy(run, for_scoring), copy)
+            if isinstance(whole := path_of(run), RemotePath):
+                (whole / ANALYSIS).put(copy / ANALYSIS)
     if len(runs) == 1:
         written = write_report(copies[0], target)
     else:
@@ -71,8 +75,8 @@ def report_command(
     out().print(f"report: {written}")
 
 
-def analyze_run(run: Path) -> None:
-    """Write analysis.json of a run."""
+def analyze_run(run: Path, folder: Path) -> None:
+    """Write analysis.json of a run to a folder."""
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.cli.evaluate import SCORE_BATCH, ModelOptions, open_model
@@ -83,11 +87,12 @@ def analyze_run(run: Path) -> None:
             from hotbed.train.evaluation import analyze
             from hotbed.train.model_folder import check_same_ids
 
-            dataset = open_dataset(find_data_or_say(read_card(run / "model")["dataset"], run))
+            card = read_card(run / "model")
+            dataset = open_dataset(find_data_or_say(card["dataset"], run))
             model = open_model(run, None, "auto", ModelOptions(None, None, SCORE_BATCH))
             check_same_ids(model.folder, dataset)
             split = next(name for name in ("test", "valid", "train") if name in dataset.schema.splits)
             loader = Loader(dataset, split, batch_size=SCORE_BATCH)
         with progress_bar("exchanging features", "features") as report:
             found = analyze(model.learner, loader, dataset.schema, split, lambda done, all: report("", done, all))
-    write_text(run / "analysis.json", json.dumps(found.figures()) + "\n")
+    write_text(folder / ANALYSIS, json.dumps({**found.figures(), "steps": card.get("steps")}) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from hotbed.cli.console import report_compiling, waiting
-from hotbed.cli.options import Memory, ModelPlace, ReadCache, Workers
+from hotbed.cli.options import Memory, ModelPlace, ReadCache, Workers, local_only
 from hotbed.errors import ConfigError
 from hotbed.host.extras import how_to_install
 
@@ -95,6 +95,7 @@ def serve_command(
         raise ConfigError(f"--model-name {name} is part of a path, /v2/models/NAME; it must not have a slash")
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
         raise ConfigError(f"--workers {workers}: there must be 1 to {_MOST_WORKERS} processes")
+    local_only(scratch=scratch, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key)
     access = read_access(token_file, tls_cert, tls_key)
     from hotbed.files.settings import set_read_cache
     from hotbed.run.remote_folder import local_copy

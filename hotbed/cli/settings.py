@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,20 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
         from hotbed.train.build import option_problems
     raise_problems(problems + option_problems(config))
     return config
+
+
+def refuse_idle(config: RunConfig, given: Collection[str]) -> None:
+    """A ConfigError for flags that have no effect on this run."""
+    from hotbed.errors import ConfigError
+
+    flags, tables = {path: "--" + name.replace("_", "-") for name, path in _FLAGS.items()}, config.tables
+    if "tables.policy" in given and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
+        raise ConfigError("--policy chooses the rows that stay in a cache; give --cache, --hbm or --ssd too.")
+    ranks = [flags[path] for path in given if path.startswith("parallel.")]
+    if ranks and "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"{', '.join(ranks)}: for several ranks, which torchrun or --ray starts; this is one process."
+        )
 
 
 def suited_config(config: RunConfig, given: Collection[str], dataset: Dataset, say: Callable[[str], None]) -> RunConfig:

@@ -82,6 +82,7 @@ def simulate_command(
 
     hotbed simulate ids.npy --batch-size 64 --cache 30% --curve --html curves.html
     """
+    opt.local_only(html=html)
     data = one_dataset(place, data)
     options: dict[str, Any] = {
         "cache": "0.5%,1.5%,5%" if cache is None else cache,

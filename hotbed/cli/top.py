@@ -49,7 +49,7 @@ def top_command(
 
     hotbed top http://127.0.0.1:9100 --once
     """
-    sources = [source_of(given) for given in runs or _runs_here()]
+    sources = [source_of(_local(given)) for given in runs or _runs_here()]
     console = out()
     states = [source.look() for source in sources]
     if as_json:
@@ -60,6 +60,22 @@ def top_command(
             console.print(frame(state))
         return
     _live(sources, every)
+
+
+def _local(place: str) -> str:
+    """The folder in which a run of a store trains on this machine; any other place as it is."""
+    from hotbed.files import is_remote, path_of, shown_path
+    from hotbed.run.remote_run import working_folder
+
+    if place.startswith(("http://", "https://")) or not is_remote(place):
+        return place
+    folder = working_folder(path_of(place))  # type: ignore[arg-type]
+    if not folder.is_dir():
+        raise RunError(
+            f"{shown_path(place)} does not train on this machine. `hotbed report` shows what has arrived in the store; with "
+            "`hotbed train --metrics-port` a run can be watched from elsewhere: `hotbed top http://HOST:PORT`."
+        )
+    return str(folder)
 
 
 def _runs_here() -> list[str]:

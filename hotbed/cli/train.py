@@ -10,10 +10,11 @@ import typer
 from hotbed.cli import options as opt
 from hotbed.cli.console import is_quiet, out, report_compiling
 from hotbed.cli.messages import as_run_file
+from hotbed.cli.options import local_only
 from hotbed.cli.progress import WatchOptions
 from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.ray_ranks import train_on_ray
-from hotbed.cli.settings import read_config, resumed_config, settings_of_flags
+from hotbed.cli.settings import read_config, refuse_idle, resumed_config, settings_of_flags
 from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError
 from hotbed.run.run_file import flat_settings, given_settings
@@ -110,7 +111,9 @@ def train_command(
     ),
     ray: opt.RayCluster = False,
     ranks: opt.Ranks = None,
-    restarts: int = typer.Option(3, min=0, help="With --ray: how often all ranks start again after one is lost."),
+    restarts: int | None = typer.Option(
+        None, min=0, metavar="N", help="With --ray: how often all ranks start again after one is lost. 3 by default."
+    ),
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     read_cache: opt.ReadCache = None,
@@ -118,7 +121,9 @@ def train_command(
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
     ),
-    metrics_host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines."),
+    metrics_host: str | None = typer.Option(
+        None, metavar="HOST", help="Address to listen on. Left out: 127.0.0.1; 0.0.0.0 accepts other machines."
+    ),
     track: list[str] = typer.Option(
         [], metavar="NAME", help="Send the metrics of the log to wandb, mlflow or otel too; may be repeated."
     ),
@@ -186,14 +191,17 @@ def train_command(
         return
     if ray:
         on_gpu = None if resume else _asks_for_gpu(read_config(run_file, given, sets))
-        raise typer.Exit(train_on_ray(context.obj, ranks, restarts, on_gpu))
+        raise typer.Exit(train_on_ray(context.obj, ranks, 3 if restarts is None else restarts, on_gpu))
     if ranks is not None:
         raise ConfigError(
             f"--ranks {ranks} belongs to --ray. With torchrun: torchrun --nproc-per-node {ranks} -m hotbed train"
         )
+    if restarts is not None:
+        raise ConfigError(f"--restarts {restarts} belongs to --ray. torchrun has --max-restarts.")
     quiet = is_quiet() or as_json
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps, tuple(track))
     watching.check()
+    local_only(trace=trace)
     set_read_cache(read_cache)
     if auto_resume:
         if folder is None or resume is not None or overwrite:
@@ -203,7 +211,8 @@ def train_command(
         is_there, overwrite = how_to_continue(folder)
         folder, resume = (None, folder) if is_there else (folder, None)
     place = resume or folder
-    with join_ranks() as world, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
+    copying = working_copy(place, resume=resume is not None, overwrite=overwrite, dry_run=dry_run)
+    with join_ranks() as world, copying as here:
         folder, resume = (here, None) if resume is None else (folder, here)
         if resume is None:
             start = None if folder is None else RunStart(folder, overwrite=overwrite)
@@ -212,11 +221,13 @@ def train_command(
             options = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json, settings)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
+            chosen = given
             if auto_resume:
                 read_config(run_file, given, sets)  # names all mistakes
-                given, sets, refused = flat_settings(run_file, given, sets)[0], [], {}
+                chosen, sets, refused = flat_settings(run_file, given, sets)[0], [], {}
             options = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
-            config, start = resumed_config(resume, given, sets, refused), RunStart(resume, True, repeats=auto_resume)
+            config, start = resumed_config(resume, chosen, sets, refused), RunStart(resume, True, repeats=auto_resume)
+        refuse_idle(config, given)
         with report_compiling(quiet or world.rank > 0) as compiled:
             train_run(config, start, world, options, compiled)
     if place is not None and is_remote(place) and world.rank == 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotbed.cli.console import err, out, print_json, report_compiling, waiting
-from hotbed.cli.options import AsJson, Data, Device, DryRun, ModelName, Out, RunFile, Seed, Sets
+from hotbed.cli.options import AsJson, Data, Device, DryRun, ModelName, Out, RunFile, Seed, Sets, local_only
 from hotbed.cli.settings import open_dataset, read_config, settings_of_flags, suited_config, with_source
 from hotbed.errors import ExitCode
 from hotbed.run.run_file import given_settings
@@ -49,6 +49,7 @@ def tune_command(
     from hotbed.tune.space import search_space
     from hotbed.tune.study import TuneRequest, check_request, load_optuna, read_results
 
+    local_only(out=folder)
     load_optuna()
     given = settings_of_flags(data=data, model=model, epochs=epochs, device=device, seed=seed)
     config = with_source(read_config(run_file, given, sets))

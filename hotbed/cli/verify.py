@@ -105,10 +105,15 @@ def _with_ranks(ranks: int) -> int:
     at = next(i for i, argument in enumerate(arguments) if argument.split("=")[0] == "--ranks")
     del arguments[at : at + (1 if "=" in arguments[at] else 2)]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run([*launch, "-m", "hotbed", *arguments], stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 1):
-        err().print(done.stderr, markup=False)
-    return done.returncode
+    with subprocess.Popen([*launch, "-m", "hotbed", *arguments], stderr=subprocess.PIPE, text=True) as launched:
+        try:
+            _, said = launched.communicate()
+        except BaseException:
+            launched.terminate()  # torchrun ends its ranks
+            raise
+    if launched.returncode not in (0, 1):
+        err().print(said, markup=False)
+    return launched.returncode
 
 
 def _verify(config: RunConfig, world: World, steps: int, inject: str | None, quiet: bool) -> list[Verdict]:

@@ -53,7 +53,7 @@ class Workspace:
     def __enter__(self) -> Workspace:
         try:
             recover(self._out)
-            self._check_out()
+            _check_folder(self._out, self._overwrite)
             self._lock = self._take_lock()
             note = self.path / "settings"
             same = bool(self._settings) and note.is_file() and note.read_text() == self._settings
@@ -90,29 +90,6 @@ class Workspace:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         flush_to_disk(self.path)
 
-    def _check_out(self) -> None:
-        out = self._out
-        if not out.name:
-            raise ConfigError(f"--out {str(out)!r} is not the name of a new directory.")
-        if not out.exists():
-            return
-        if not out.is_dir():
-            raise ConfigError(f"{out} is a file; --out must name a directory.")
-        if not any(out.iterdir()):
-            return
-        if not self._overwrite:
-            raise ConfigError(f"{out} exists already. Choose another --out, or replace it with --overwrite.")
-        if not (out / "schema.json").is_file():
-            raise ConfigError(
-                f"{out} is not a hotbed dataset; --overwrite replaces only datasets. Choose another --out."
-            )
-        strange = sorted(path.name for path in out.iterdir() if not _is_ours(path))
-        if strange:
-            raise ConfigError(
-                f"{out} holds more than a dataset ({', '.join(strange[:5])}), which --overwrite would delete. "
-                "Move it away, or choose another --out."
-            )
-
     def commit(self) -> None:
         """Move the directory into place, durably."""
         (self.path / "settings").unlink(missing_ok=True)
@@ -132,6 +109,28 @@ class Workspace:
             os.close(self._lock)
         if failed is not None:
             raise failed from error
+
+
+def _check_folder(out: Path, overwrite: bool) -> None:
+    """A ConfigError unless a dataset may be written to a local folder."""
+    if not out.name:
+        raise ConfigError(f"--out {str(out)!r} is not the name of a new directory.")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out must name a directory.")
+    if not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise ConfigError(f"{out} exists already. Choose another --out, or replace it with --overwrite.")
+    if not (out / "schema.json").is_file():
+        raise ConfigError(f"{out} is not a hotbed dataset; --overwrite replaces only datasets. Choose another --out.")
+    strange = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+    if strange:
+        raise ConfigError(
+            f"{out} holds more than a dataset ({', '.join(strange[:5])}), which --overwrite would delete. "
+            "Move it away, or choose another --out."
+        )
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -186,11 +185,7 @@ def publishing(out: Path, *, overwrite: bool, shared: bool) -> Iterator[Path]:
     if not isinstance(out, RemotePath):
         yield out
         return
-    if shared:
-        raise ConfigError(
-            f"{out}: machines of --ray need a folder that all of them see. Give a shared folder with --out."
-        )
-    _check(out, overwrite)
+    check_out(out, overwrite=overwrite, shared=shared)
     digest = hashlib.sha256(str(out).encode()).hexdigest()[:16]
     local = cache_root() / "remote" / "datasets" / digest / (out.name or "dataset")
     make_folder(local.parent)
@@ -205,8 +200,18 @@ def publishing(out: Path, *, overwrite: bool, shared: bool) -> Iterator[Path]:
     shutil.rmtree(local.parent, ignore_errors=True)
 
 
-def _check(out: RemotePath, overwrite: bool) -> None:
-    """A ConfigError unless a dataset may be written there."""
+def check_out(out: Path, *, overwrite: bool, shared: bool) -> None:
+    """A ConfigError unless a dataset may be written there; `shared`: by several machines."""
+    if not isinstance(out, RemotePath):
+        try:
+            _check_folder(out, overwrite)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise unwritable(out, error) from error
+        return
+    if shared:
+        raise ConfigError(
+            f"{out}: machines of --ray need a folder that all of them see. Give a shared folder with --out."
+        )
     start = len(out.key) + 1 if out.key else 0
     names = [path.key[start:] for path, stat in out.entries(recursive=True) if stat is not None]
     names = [name for name in names if name and not name.endswith("/")]

@@ -51,11 +51,15 @@ def input_shapes(model: Model) -> dict[str, list[str | int]]:
     return shapes
 
 
-def write_onnx(path: Path, model: Model, labels: Sequence[Task] = ()) -> list[str]:
-    """Write and check the file; a RunError if onnxruntime and torch disagree. Returns the names of the scores of `tasks`.
+@torch.no_grad()
+def further_labels(model: Model, labels: Sequence[Task]) -> list[str]:
+    """The names of the labels that the model learned in addition to the first; `labels` are those of the schema."""
+    outputs = ProbabilityModel(model, [task.kind for task in labels]).eval()(*_inputs(model, 3))
+    return [task.name for task in labels[1:]] if len(outputs) == len(OUTPUTS) else []
 
-    `labels` are those of the schema.
-    """
+
+def write_onnx(path: Path, model: Model, labels: Sequence[Task] = ()) -> None:
+    """Write and check the file; a RunError if onnxruntime and torch disagree. `labels` are those of the schema."""
     check_packages()
     import onnx
 
@@ -89,7 +93,6 @@ def write_onnx(path: Path, model: Model, labels: Sequence[Task] = ()) -> list[st
     onnx.checker.check_model(proto, full_check=True)
     path.write_bytes(proto.SerializeToString())
     compare(path, whole, model)
-    return [task.name for task in labels[1:]] if "tasks" in outputs else []
 
 
 class ProbabilityModel(nn.Module):

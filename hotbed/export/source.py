@@ -59,6 +59,7 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
         raise RunError(f"{place} is a file; give the folder of a run, such as runs/demo, or of one of its checkpoints.")
     model = place if (place / "tables.safetensors").is_file() else place / "model"
     is_run = (place / "config.json").is_file()
+    refuse_memory(place, memory)
     if model.is_dir() or not place.is_dir():
         card = read_card(model)
         dataset = _dataset(data, card.get("dataset", ""), model.parent)
@@ -85,6 +86,14 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     save_weights(folder, learner)
     (folder / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
     return ExportSource(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
+
+
+def refuse_memory(place: Path, memory: str | None) -> None:
+    """A ConfigError for --memory where there is no checkpoint, whose rows have to be gathered."""
+    if memory is not None and any((one / "tables.safetensors").is_file() for one in (place, place / "model")):
+        raise ConfigError(
+            f"--memory {memory} is for the rows of a checkpoint; {place} has a model, whose rows are copied piece by piece."
+        )
 
 
 def copy_counts(model: Path, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The model.py of a folder that Triton Inference Server serves with its Python backend; `hotbed export --triton` copies it.
 
-It needs hotbed in Triton's Python. Inputs are the tensors of config.pbtxt, the output is `scores`. Empty strings, NaN and the
-smallest int64 are missing values; in a bag they fill up the row. A tensor of one value is for all candidates. `memory` of the
-parameters in config.pbtxt is for cached rows.
+It needs hotbed in Triton's Python. Inputs are the tensors of config.pbtxt, the output is `scores`, and `scores_NAME` for each
+further label. Empty strings, NaN and the smallest int64 are missing values; in a bag they fill up the row. A tensor of one
+value is for all candidates. `memory` of the parameters in config.pbtxt is for cached rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 import hotbed
 from hotbed.errors import HotbedError
+from hotbed.scorer.tensors import outputs_of
 
 _MISSING = np.iinfo(np.int64).min
 
@@ -43,10 +44,11 @@ class TritonPythonModel:
             columns = {name: self._values(request, name) for name in self._names}
             size = max(map(len, columns.values()))
             columns = {name: one * size if len(one) == 1 else one for name, one in columns.items()}
-            scores = self._utils.Tensor("scores", self._scorer.score(columns))
+            found = self._scorer.score_tasks(columns)
         except (HotbedError, UnicodeError) as error:
             return self._utils.InferenceResponse(output_tensors=[], error=self._utils.TritonError(str(error)))
-        return self._utils.InferenceResponse(output_tensors=[scores])
+        tensors = [self._utils.Tensor(one.name, scores) for one, scores in zip(outputs_of(list(found)), found.values())]
+        return self._utils.InferenceResponse(output_tensors=tensors)
 
     def _values(self, request: Any, name: str) -> list[Any]:
         array = self._utils.get_input_tensor_by_name(request, name).as_numpy()

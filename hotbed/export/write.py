@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,13 @@ from hotbed.data.dataset import FeatureCounts, read_counts
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, RunError
 from hotbed.export import score
-from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
+from hotbed.export.onnx_model import OPSET, check_packages, further_labels, input_shapes, write_onnx
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, RowOrder, as_float32, order_of_ids, order_of_rows, write_rows
-from hotbed.export.source import ExportSource, copy_counts, has_feature, open_source
+from hotbed.export.source import ExportSource, copy_counts, has_feature, open_source, refuse_memory
 from hotbed.files import RemotePath, path_of
-from hotbed.files.copies import publish_folder
-from hotbed.files.settings import cache_root
-from hotbed.host.atomic import make_folder, writing
+from hotbed.files.copies import publish_folder, scratch_folder
+from hotbed.host.atomic import writing
 from hotbed.host.memory import parse_bytes
 from hotbed.models import Model, rebuild_model
 from hotbed.run.export_format import (
@@ -36,7 +34,7 @@ from hotbed.run.export_format import (
 )
 from hotbed.run.folder import MANIFEST, one_version, read_tensors, write_folder
 from hotbed.run.remote_folder import local_copy
-from hotbed.scorer.tensors import OUTPUT, TensorSpec, inputs_of
+from hotbed.scorer.tensors import TensorSpec, inputs_of, outputs_of
 
 _TRITON_MEMORY = "100MB"  # of cached rows, as `hotbed serve` has
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all
@@ -94,10 +92,8 @@ def export(
 def _export_to_store(place: Path, out: RemotePath, options: ExportOptions, report: Report) -> ExportReport:
     """Write to a local folder, then copy it, its manifest last."""
     _check(out, options)
-    scratch = cache_root() / "remote" / "exports"
-    make_folder(scratch)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        done = export(place, Path(folder) / (out.name or "export"), options, report)
+    with scratch_folder("exports") as folder:
+        done = export(place, folder / (out.name or "export"), options, report)
         publish_folder(done.folder, out, MANIFEST)
     return done._replace(folder=out)
 
@@ -107,6 +103,7 @@ def check_export(place: Path, out: Path, options: ExportOptions) -> None:
     from hotbed.checkpoint.layouts import entries_of
 
     _check(out, options)
+    refuse_memory(place, options.memory)
     if not (place / "model").is_dir():
         entries_of(place)
 
@@ -131,6 +128,8 @@ def _check(out: Path, options: ExportOptions) -> None:
             raise ConfigError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
     if options.rows == "none" and not options.onnx:
         raise ConfigError("--no-onnx with --row-format none leaves nothing to export; leave one of them out.")
+    if options.rows == "none" and options.precision != "fp32":
+        raise ConfigError(f"--precision {options.precision} is of the rows, and --row-format none leaves them out.")
     if options.rows == "none" and options.triton:
         raise ConfigError("--triton serves the rows, and --row-format none leaves them out; leave one of the two out.")
     if options.memory is not None:
@@ -165,10 +164,10 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
         shutil.copyfile(source.model / name, new / name)
     copy_counts(source.model, new)
     model = _model(source)
-    tasks: list[str] = []
+    tasks = further_labels(model, schema.labels) if options.onnx or options.triton else []
     if options.onnx:
         report("model.onnx", 0, 1)
-        tasks = write_onnx(new / "model.onnx", model, schema.labels)
+        write_onnx(new / "model.onnx", model, schema.labels)
         report("model.onnx", 1, 1)
     tensors = Tensors.open(source.model / "tables.safetensors")
     tables = {
@@ -188,21 +187,22 @@ def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Repor
     if options.triton:
         (new / "1").mkdir()
         shutil.copyfile(Path(__file__).with_name("triton_model.py"), new / "1" / "model.py")
-        (new / "config.pbtxt").write_text(triton_config(schema), encoding="utf-8")
+        (new / "config.pbtxt").write_text(triton_config(schema, tasks), encoding="utf-8")
     (new / "README.md").write_text(readme(schema, source.card, about), encoding="utf-8")
     return about
 
 
-def triton_config(schema: Schema) -> str:
-    """config.pbtxt; the model has the name of its folder."""
+def triton_config(schema: Schema, tasks: Sequence[str]) -> str:
+    """config.pbtxt, with an output for the label and for each of the further ones; the model has the name of its folder."""
     kinds = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP64": "TYPE_FP64"}
 
     def tensor(one: TensorSpec) -> str:
         return f"  {{ name: {json.dumps(one.name)}, data_type: {kinds[one.datatype]}, dims: {list(one.shape)} }}"
 
     inputs = ",\n".join(map(tensor, inputs_of(schema)))
+    outputs = ",\n".join(map(tensor, outputs_of([schema.label, *tasks])))
     return (
-        f'backend: "python"\nmax_batch_size: 0\ninput [\n{inputs}\n]\noutput [\n{tensor(OUTPUT)}\n]\n'
+        f'backend: "python"\nmax_batch_size: 0\ninput [\n{inputs}\n]\noutput [\n{outputs}\n]\n'
         f'parameters {{ key: "memory", value: {{ string_value: "{_TRITON_MEMORY}" }} }}\n'
         "instance_group [ { kind: KIND_CPU } ]\n"
     )

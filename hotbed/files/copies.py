@@ -7,18 +7,43 @@ flushed and renamed, as everything local is. A few files travel at a time, each 
 
 from __future__ import annotations
 
+import fcntl
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from hotbed.errors import RemoteError
+from hotbed.files.block_cache import is_unused
 from hotbed.files.path import RemotePath
+from hotbed.files.settings import cache_root
 from hotbed.files.store import FileStat
 from hotbed.host.atomic import flush_tree, make_folder, put_folder, rewriting
 from hotbed.host.threads import run_all
 
 AT_ONCE = 4  # files that travel side by side
 _PIECE = 8 << 20
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """A local folder for what is uploaded when it is complete; those that killed processes left are removed first."""
+    root = cache_root() / "remote" / kind
+    make_folder(root)
+    with (root / ".lock").open("w") as all_:
+        fcntl.flock(all_, fcntl.LOCK_EX)
+        for left in [one for one in root.iterdir() if one.is_dir() and is_unused(one)]:
+            shutil.rmtree(left, ignore_errors=True)
+        folder = root / secrets.token_hex(8)
+        folder.mkdir()
+        lock = (folder / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
 
 
 def publish_folder(local: Path, remote: RemotePath, last: str) -> None:

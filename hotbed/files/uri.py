@@ -114,7 +114,7 @@ def hide(text: str) -> str:
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, "***")
     text = re.sub(r"\b(sig=)[^&\s]+", r"\1***", text)
-    return re.sub(r"(://[^\s/@:]*):[^\s/@]+@", r"\1:***@", text)
+    return re.sub(r"(:/+[^\s/@:]*):[^\s/@]+@", r"\1:***@", text)  # pathlib leaves one slash
 
 
 def _split_query(rest: str) -> tuple[str, dict[str, str]]:

@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
@@ -38,6 +40,7 @@ def connect_ray() -> Any:
             f"{sys.executable} -m pip install 'ray>=2.40' (in a clone: pip install -e '.[ray]')."
         ) from None
     if not ray.is_initialized():
+        terminate = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -45,4 +48,6 @@ def connect_ray() -> Any:
             raise ConfigError(
                 f"Ray at {address} cannot be reached: {reason_of(error)}. `ray status` shows whether it runs."
             ) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)  # Ray's handler would end the process with code 15
     return ray

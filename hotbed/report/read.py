@@ -193,11 +193,23 @@ def read_run(directory: Path) -> RunRecord:
         best_epoch=number(summary.get("best_epoch")),
         finished=summary.get("finished") is True,
         stopped_because=name_of(summary.get("stopped_because")),
-        analysis=_read_optional(directory / "analysis.json", "what features contribute", notes)
-        if (directory / "analysis.json").exists()
-        else {},
+        analysis=_read_analysis(directory / "analysis.json", summary.get("steps"), notes),
         notes=tuple(notes),
     )
+
+
+def _read_analysis(path: Path, steps: Any, notes: list[str]) -> Mapping[str, Any]:
+    """What `--analyze` has found, unless the run has been trained for longer since."""
+    if not path.exists():
+        return {}
+    found = _read_optional(path, "what features contribute", notes)
+    if found.get("steps", steps) == steps:
+        return found
+    notes.append(
+        f"{path.name} is of the model of step {found['steps']}, and the run has been trained for longer since: "
+        "`hotbed report --analyze` measures the current one."
+    )
+    return {}
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
             sections[section][name] = value
     config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
     wrong = _contradictions(config.train) + _cache_contradictions(config.tables) + _id_contradictions(config.tables)
-    return config, problems + wrong + _merge_contradictions(config)
+    return config, problems + wrong + _merge_contradictions(config) + _follow_contradictions(config)
 
 
 def _cache_contradictions(tables: TablesConfig) -> list[str]:
@@ -160,6 +160,27 @@ def _merge_contradictions(config: RunConfig) -> list[str]:
             f"parallel.merge: must be auto, moments or params with dense.optimizer=sgd, not {parallel.merge!r}; SGD has no "
             "second moment to share"
         )
+    return problems
+
+
+def _follow_contradictions(config: RunConfig) -> list[str]:
+    """Settings of a log that is followed where none is, and settings that have no effect on one."""
+    follow, train = config.follow, config.train
+    if not follow.source:
+        given = [one.name for one in dataclasses.fields(follow) if getattr(follow, one.name) != one.default]
+        return [f"follow.{name}: is for a log that is followed; give --follow (follow.source) too" for name in given]
+    problems = []
+    if train.epochs != 1:
+        problems.append(
+            f"train.epochs: must be 1 with follow.source, not {train.epochs}: a log that never ends has no epochs"
+        )
+    if train.recalibrate:
+        problems.append("train.recalibrate: must be false with follow.source: rows are read once, when they arrive")
+    for name, off in (("patience", 0), ("plateau_factor", 1.0)):
+        if getattr(train, name) != off and not train.eval_every:
+            problems.append(f"train.{name}: needs train.eval_every with follow.source: there is no end of an epoch")
+    if follow.source.startswith("kafka://") and follow.late != "train":
+        problems.append(f"follow.late: is for files, not {follow.late!r} with {follow.source}")
     return problems
 
 

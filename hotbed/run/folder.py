@@ -38,6 +38,7 @@ CONTENT = (
     "trackers.json",
     "summary.json",
     "report.html",
+    "analysis.json",
     "warm_start.json",
     "forecast.json",
     "misses.json",

@@ -20,6 +20,8 @@ from hotbed.data.loader.loader import Loader
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Task
 from hotbed.errors import RunError
+from hotbed.files import RemotePath
+from hotbed.files.copies import scratch_folder
 from hotbed.host.atomic import rewriting, writing
 from hotbed.types import Batch
 
@@ -49,6 +51,11 @@ def predict(
     """
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
+    if isinstance(path, RemotePath):
+        with scratch_folder("scores") as folder:
+            count = predict(learner, samples, folder / path.name, labels)
+            path.put(folder / path.name)
+        return count
     count = 0
     writer: Any = None
     with writing(path), rewriting(path) as temporary:

@@ -31,7 +31,7 @@ from hotbed.files import RemotePath, hide, path_of
 from hotbed.files.copies import fetch_file, publish_folder, remove_remote
 from hotbed.files.settings import cache_root
 from hotbed.host.atomic import make_folder
-from hotbed.run.folder import CONTENT, is_training
+from hotbed.run.folder import CONTENT, is_training, is_unbegun
 from hotbed.run.remote_folder import RemoteContent, content_of, fetch_unit
 
 EVERY = 5.0  # seconds between two looks at the local folder
@@ -42,8 +42,10 @@ _LAST = ("summary.json", "report.html")  # say that a run has ended, or how
 
 
 @contextmanager
-def working_copy(place: Path | None, *, resume: bool = False, overwrite: bool = False) -> Iterator[Path | None]:
-    """The local folder of a run; a local run is its own."""
+def working_copy(
+    place: Path | None, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False
+) -> Iterator[Path | None]:
+    """The local folder of a run; a local run is its own. A `dry_run` changes nothing in the store, and nothing here."""
     remote = None if place is None else path_of(place)
     if not isinstance(remote, RemotePath):
         yield remote
@@ -57,10 +59,20 @@ def working_copy(place: Path | None, *, resume: bool = False, overwrite: bool = 
     make_folder(folder.parent)
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one rank at a time: the first brings the files
+        was_here = folder.is_dir()
         if resume:
             bring_run(remote, folder)
         elif rank == 0:
             _check_free(remote, folder, overwrite)
+            if not dry_run:
+                shutil.rmtree(folder, ignore_errors=True)
+    if dry_run and rank == 0:
+        try:
+            yield folder
+        finally:
+            if not was_here:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+        return
     if rank > 0:
         yield folder
         return
@@ -146,7 +158,7 @@ def _newest_step(content: RemoteContent) -> int:
 
 
 def _check_free(remote: RemotePath, folder: Path, overwrite: bool) -> None:
-    """A RunError unless a new run may start at this URI; then what an earlier one left here is removed."""
+    """A RunError unless a new run may start at this URI, and nothing is lost here that never arrived there."""
     if not overwrite and (remote / "config.json").is_file():
         raise RunError(
             f"{remote} already holds a run. --overwrite replaces it, --resume {remote} continues it if it has a "
@@ -154,10 +166,14 @@ def _check_free(remote: RemotePath, folder: Path, overwrite: bool) -> None:
         )
     found = [path.name for path in remote.iterdir() if path != remote]
     strange = [name for name in found if name not in CONTENT]
-    if strange:
+    if strange and "config.json" not in found:
         raise RunError(f"{remote} holds {strange[0]}, which is not of a run. Choose another place with --out.")
     _refuse_training(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    if not overwrite and (folder / "config.json").is_file() and not is_unbegun(folder):
+        raise RunError(
+            f"a run of {remote} was trained on this machine and has not arrived there: it is in {folder}. --resume {remote} "
+            "continues it and copies it there, --overwrite starts again."
+        )
 
 
 def _refuse_training(folder: Path) -> None:
@@ -233,11 +249,15 @@ class RunCopier:
             del self._marks[name]
 
     def _remove_older_run(self) -> None:
-        """What an overwritten run left in the store, manifests first; config.json last, so that it stays a run until then."""
-        content = content_of(self._remote)
-        for name in sorted(content.units, reverse=True):
+        """What an overwritten run left in the store, manifests first; config.json last, so that it stays a run until then.
+
+        What runs do not write, such as an export below it, stays there, as it does in a local folder.
+        """
+        content, start = content_of(self._remote), len(self._remote.key) + 1 if self._remote.key else 0
+        for name in sorted((one for one in content.units if one.partition("/")[0] in CONTENT), reverse=True):
             remove_remote(self._remote / name, MANIFEST)
         left = [path for path, stat in self._remote.entries(recursive=True) if stat is not None]
+        left = [path for path in left if path.key[start:].partition("/")[0] in CONTENT]
         for path in sorted(left, key=lambda one: one.name == "config.json"):
             path.unlink(missing_ok=True)
 

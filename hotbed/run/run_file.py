@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import ConfigError
+from hotbed.files import path_of
 from hotbed.files.uri import clean_uri
 from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig
 from hotbed.run.config_check import flatten, from_flat, shown, unknown
@@ -53,7 +54,8 @@ def flat_settings(
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """The nested mapping of a .yaml, .yml, .toml or .json file."""
+    """The nested mapping of a .yaml, .yml, .toml or .json file, local or in a store."""
+    path = path_of(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder, not a run file. To train on a dataset: `hotbed train --data {path}`.")
     try:

@@ -195,13 +195,14 @@ def follow_loader(config: RunConfig, dataset: Dataset, run: Path) -> FollowLoade
 
 def open_source(follow: FollowConfig, run: Path) -> Source:
     """What follow.source names, for one run."""
+    skip = [follow.skip, *(name.strip() for name in follow.skip.split(","))]  # the name of one may have commas
     if follow.source.startswith("kafka://"):
-        return KafkaSource(Topic.parse(follow.source), settle=follow.settle_seconds)
+        return KafkaSource(Topic.parse(follow.source), settle=follow.settle_seconds, skip=skip)
     return FolderSource(
         path_of(follow.source),
         settle=follow.settle_seconds,
         train_late=follow.late == "train",
-        skip=[name.strip() for name in follow.skip.split(",") if name.strip()],
+        skip=skip,
         scratch=cache_root() / "remote" / "followed" / hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16],
     )
 

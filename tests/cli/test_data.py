@@ -104,3 +104,28 @@ def test_get(server, tmp_path, capsys, monkeypatch):  # noqa: F811 the fixture
     assert code == 0
     assert "no checksum is published" in err
     assert (tmp_path / "elsewhere" / "plain.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--splits", "train=0.8,test=oops"), "cannot be read at 'test=oops'"),
+        (("--splits", "days:test=1"), "--splits days:... needs a time column"),
+        (("--ids-mode", "hash"), "--ids-mode hash needs --hash-rows N"),
+        (("--hash-rows", 9), "--hash-rows 9 belongs to --ids-mode hash"),
+        (("--ids-mode", "raw", "--min-count", 3), "--min-count 3 belongs to a vocabulary"),
+        (("--keep-negatives", 0.5, "--splits", "train=10,test=5"), "--keep-negatives needs to know the split"),
+        (("--memory", "1KiB"), "--memory 1.0 KiB is too little"),
+        (("--workers", 0), "--workers 0 is below 1"),
+        (("--workers", 2, "--ray"), "--workers 2 is for threads of one machine"),
+        (("--out", "there"), "there exists already"),
+        (("--delimiter", ";", "--format", "libsvm"), "--delimiter ';' is for csv files"),
+    ],
+)
+def test_a_dry_run_refuses_what_prepare_refuses(hotbed, tmp_path, options, said):
+    (tmp_path / "raw.csv").write_text("label,user\n" + "1,a\n0,b\n" * 20)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes").write_text("mine")
+    found = [hotbed("prepare", "raw.csv", "--out", "made", *options, *dry) for dry in (("--dry-run",), ())]
+    assert [one.code for one in found] == [2, 2]
+    assert all(said in " ".join(one.err.split()) for one in found)

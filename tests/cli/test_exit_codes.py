@@ -1,6 +1,7 @@
 """What the exit code of a command says: 1 failure, 2 usage, 3 does not fit, 130 and 143 after signals (test_train.py)."""
 
 import errno
+import signal
 
 import pytest
 import torch
@@ -70,3 +71,23 @@ def test_a_bug_is_a_traceback_and_a_failure(hotbed, monkeypatch):
     monkeypatch.setattr("hotbed.cli.train.read_config", bug)
     with pytest.raises(ZeroDivisionError):
         hotbed("train")
+
+
+def test_temporary_files_go_with_sigterm(hotbed, tmp_path, monkeypatch):
+    """They were left: rows of a verified run, up to as many as its ssd holds."""
+    made = []
+
+    def terminated(*_):
+        made.extend(tmp_path.glob("hotbed-verify-*"))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("hotbed.cli.verify._ways", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    assert (
+        hotbed("verify", "--data", "criteo-like:2000", "--batch-size", "64", "--cache", "90%", "--steps", "2").code
+        == 143
+    )
+    assert len(made) == 1
+    assert not made[0].exists()
+    assert signal.getsignal(signal.SIGTERM) is before

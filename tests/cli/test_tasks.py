@@ -14,6 +14,7 @@ import torch
 import hotbed
 from hotbed.cli import main
 from hotbed.scorer.live import ScoredBatch
+from tests.export.test_triton import served_by_triton
 
 ROWS = 1500
 FAST = ("train.device=cpu", "data.batch_size=64", "model.dim=4", "train.epochs=4", "dense.lr=0.01", "tables.lr=0.05")
@@ -179,3 +180,21 @@ def test_the_logits_of_a_scored_batch_are_those_of_the_label():
     outputs = torch.arange(6.0).view(3, 2)
     assert ScoredBatch(outputs, "v").logits.tolist() == [0, 2, 4]
     assert ScoredBatch(outputs[:, 1], "v").logits.tolist() == [1, 3, 5]
+
+
+def test_triton_serves_every_label(hotbed_command, data, runs, tmp_path, monkeypatch):
+    folder = tmp_path / "clicks"
+    hotbed_command("export", runs("mmoe"), "--no-onnx", "--triton", "--out", folder)
+    text = (folder / "config.pbtxt").read_text()
+    names = ["scores", "scores_like", "scores_watched"]
+    assert [name in text.partition("output [")[2] for name in (f'"{one}"' for one in names)] == [True] * 3
+    table = pyarrow.csv.read_csv(data / "log.csv").slice(0, 50)
+    columns = {
+        name: np.array([str(one).encode() for one in table[name].to_pylist()], object) for name in ("user", "item")
+    }
+    with served_by_triton(folder, monkeypatch) as served, hotbed.load(folder) as scorer:
+        (answer,) = served(columns)
+        expected = scorer.score_tasks(table.select(["user", "item"]))
+    assert list(answer.outputs) == names
+    for found, wanted in zip(answer.outputs.values(), expected.values()):
+        np.testing.assert_array_equal(found, wanted)

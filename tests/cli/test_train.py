@@ -77,6 +77,17 @@ def test_raw_rows_get_the_scores_of_the_dataset(hotbed, tmp_path):
     bad.write_text("\n".join([lines[0], *lines[501:], "1,too,many,columns,here", ",u3,4", "0,never-seen,"]) + "\n")
     assert hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 0).code == 1
     assert not (tmp_path / "b.parquet").exists()
+    for wrong in (
+        ("predict", run, bad, "--out", tmp_path / "c.csv", "--split", "test"),
+        ("predict", run, tmp_path / "data", "--out", tmp_path / "c.csv", "--max-bad", 1),
+        ("evaluate", run, bad, "--group", "user"),
+        ("evaluate", run, bad, "--slice", "user"),
+        ("evaluate", run, bad, "--split", "test"),
+        ("evaluate", run, "--max-bad", 1),
+    ):
+        refused = hotbed(*wrong)
+        assert refused.code == 2
+        assert f"{wrong[-2]}: for " in refused.err
     result = hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 1)
     assert result.code == 0, result.err
     assert "1 rows could not be read" in result.err
@@ -487,3 +498,20 @@ def test_few_steps_are_said_aloud(hotbed, tmp_path):
     again = hotbed("train", tmp_path / "few", "--out", tmp_path / "other")
     assert "is a folder, not a run file" in again.err
     assert "Did you mean dcnv2?" in hotbed("train", "--model", "dcn", "--out", tmp_path / "other").err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--restarts", 2), "--restarts 2 belongs to --ray"),
+        (("--metrics-host", "0.0.0.0"), "--metrics-host is the address of --metrics-port"),
+        (("--stop-when-idle", 3), "follow.idle_seconds: is for a log that is followed; give --follow"),
+        (("--checkpoint-minutes", 3), "follow.checkpoint_minutes: is for a log that is followed"),
+        (("--policy", "lfu"), "--policy chooses the rows that stay in a cache; give --cache, --hbm or --ssd too"),
+        (("--k-step", 8, "--no-overlap"), "--k-step, --overlap: for several ranks, which torchrun or --ray starts"),
+    ],
+)
+def test_flags_without_an_effect_are_refused(hotbed, tmp_path, flags, said):
+    found = hotbed("train", *CLICKS, "--out", tmp_path / "run", "--dry-run", *flags)
+    assert found.code == 2
+    assert said in " ".join(found.err.split())

@@ -13,6 +13,8 @@ from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, TRAIN, Arrival, 
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.times import TimeColumn
 from hotbed.errors import DataError, FormatError, RunError
+from hotbed.run.config import FollowConfig
+from hotbed.train.follow import open_source
 from tests.train.followed import START, prepare_clicks, write_hour
 
 
@@ -285,8 +287,22 @@ class TestLoader:
         (logs / "0.csv").write_text("ts,click,user,ad,price\n" + f"{START},,u1,a1,0.5\n" * 3)
         loader = loader_of(dataset, logs, journal)
         loader.look()
-        with pytest.raises(FormatError, match=r"3 of 3 rows are bad"):
+        with pytest.raises(FormatError, match=r"3 of 3 rows are bad") as bad:
             read_all(loader)
+        assert "`hotbed train --resume RUN --set follow.skip=0.csv`" in str(bad.value)
+        assert "--set follow.max_bad=N%" in str(bad.value)
+
+    @pytest.mark.parametrize("content", ["click,user\n1,u1\n", "x"])
+    def test_a_file_that_cannot_be_read_is_left_out_on_request(self, dataset, logs, journal, content):
+        (logs / "a, b.csv").write_text(content)
+        loader = loader_of(dataset, logs, journal)
+        loader.look()
+        with pytest.raises(FormatError, match=r"--set 'follow\.skip=a, b\.csv'"):
+            read_all(loader)
+        skipped = open_source(FollowConfig(str(logs), skip="a, b.csv"), logs)._skip
+        other = loader_of(dataset, logs, Journal(journal.path), skip=skipped)
+        assert read_all(other) == []
+        assert not other.look()
 
     def test_unknown_ids_are_counted(self, dataset, logs, journal):
         (logs / "0.csv").write_text("ts,click,user,ad,price\n" + f"{START},1,nobody,a1,0.5\n" * 3)

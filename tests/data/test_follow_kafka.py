@@ -105,6 +105,16 @@ def test_blocks_of_partitions_take_turns_and_every_message_comes_once(dataset, t
     assert [size for _, _, size in read_all(loader, 8)] == [5]
 
 
+def test_a_range_that_is_given_up_is_left_out(dataset, tmp_path):
+    left_out = "clicks/0/000000000040-000000000080"
+    source = source_of(FakeConsumer({0: clicks(0, 120)}), skip=[left_out])
+    loader = loader_of(dataset, source, Journal(tmp_path / "a.jsonl"))
+    loader.look()
+    assert left_out in [one.name for one in loader.journal.entries]
+    assert [size for _, _, size in read_all(loader)] == [32, 8, 32, 8]
+    assert not loader.look()
+
+
 class LaggingConsumer(FakeConsumer):
     """Reads from a replica that is behind the leader: its partition ends early, and more comes later."""
 

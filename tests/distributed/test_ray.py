@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.crash.runs import differences_of, result_of
-from hotbed.cli.ray_ranks import train_on_ray, without_ray
+from hotbed.cli.ray_ranks import AttemptEnd, _Attempt, _noting_sigterm, train_on_ray, without_ray
 from hotbed.errors import ConfigError
 from tests.data.prepare_jobs import digest, write_logs
 from tests.distributed.train_ranks import TrainRanks
@@ -210,6 +212,36 @@ def test_torchrun_and_ray_exclude_each_other(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="without torchrun"):
         train_on_ray([], 2, 3, on_gpu=False)
+
+
+class Rank:
+    """An actor that ends when it gets a signal."""
+
+    def __init__(self, asks: signal.Signals) -> None:
+        self.poll = self.signal = self
+        self._asks, self.noted = asks, list[int]()
+
+    def remote(self, number: int | None = None) -> tuple[list[Any], int | None]:
+        if number is not None:
+            self.noted.append(number)
+        elif not self.noted:
+            os.kill(os.getpid(), self._asks)
+        return [], 128 + self.noted[0] if self.noted else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_all_ranks_and_names_the_exit_code(number: signal.Signals) -> None:
+    pytest.importorskip("ray")
+    before = signal.getsignal(signal.SIGTERM)
+    attempt = _Attempt.__new__(_Attempt)
+    ranks = [Rank(number), Rank(number)]
+    attempt._ray = SimpleNamespace(get=lambda found, timeout: found)
+    attempt._count, attempt._actors, attempt._codes, attempt._lost = 2, ranks, {}, {}
+    with _noting_sigterm():
+        end = attempt._follow()
+    assert end == AttemptEnd(128 + number)
+    assert [rank.noted for rank in ranks] == [[number], [number]]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @needs_ray

@@ -220,6 +220,9 @@ def test_what_makes_no_sense_is_refused_at_once(deepfm, tmp_path, hotbed, monkey
         (("--precision", "fp8"), "--precision must be one of fp32, fp16, int8, not 'fp8'"),
         (("--row-format", "none", "--no-onnx"), "leaves nothing to export"),
         (("--memory", "5x", "--no-onnx"), "--memory: must be an amount of memory"),
+        (("--memory", "1GiB", "--no-onnx"), "--memory 1GiB is for the rows of a checkpoint"),
+        (("--memory", "1GiB", "--no-onnx", "--dry-run"), "--memory 1GiB is for the rows of a checkpoint"),
+        (("--row-format", "none", "--precision", "int8"), "--precision int8 is of the rows"),
     ):
         code, _, err = hotbed("export", deepfm, "--out", tmp_path / "out", *arguments)
         assert code == 2

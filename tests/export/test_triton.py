@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 import types
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def folder(from_raw, tmp_path_factory):  # noqa: F811
     return out
 
 
-@pytest.fixture
-def served(folder, monkeypatch):
+@contextmanager
+def served_by_triton(folder, monkeypatch):
     """served(columns) -> the response to one request; the model is loaded as Triton does it."""
     utils = types.ModuleType("triton_python_backend_utils")
     utils.Tensor, utils.InferenceResponse, utils.TritonError = Tensor, Response, lambda message: message
@@ -54,6 +55,12 @@ def served(folder, monkeypatch):
     model.initialize({"model_config": json.dumps(config), "model_name": "clicks"})
     yield lambda *requests: model.execute(list(requests))
     model.finalize()
+
+
+@pytest.fixture
+def served(folder, monkeypatch):
+    with served_by_triton(folder, monkeypatch) as found:
+        yield found
 
 
 def inputs_of(folder):

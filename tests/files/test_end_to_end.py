@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.text import Text
 
 from hotbed import load
 from hotbed.cli import main
+from hotbed.cli.console import fail, out, print_json
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import ConfigError, RunError
+from hotbed.files import path_of
+from hotbed.files.copies import scratch_folder
 from hotbed.run.remote_folder import content_of, local_copy, refresh
 from hotbed.run.remote_run import RunCopier, bring_run, working_folder
 from tests.files.s3 import secrets_in
@@ -280,3 +284,127 @@ def test_a_checkpoint_never_arrives_before_the_log_it_needs(bucket, tmp_path, mo
         units, log = stored()
         assert max(units) == newest
         assert set(units) <= set(log)
+
+
+class TestEveryPathOfARun:
+    """Scores, the analysis of a run, and what a second run of the same place may remove."""
+
+    @pytest.fixture
+    def run(self, logs, bucket, tmp_path):
+        prepare(logs, tmp_path / "data", **SHAPE)
+        assert hotbed("train", "--data", tmp_path / "data", "--out", bucket / "run", *SMALL) == 0
+        return bucket / "run"
+
+    def test_scores_are_written_there(self, run, bucket, tmp_path):
+        raw = bucket / "logs" / "day_0.csv"
+        for place in (tmp_path / "scores.csv", bucket / "scores.csv"):
+            assert hotbed("predict", run, raw, "--out", place) == 0
+        assert (bucket / "scores.csv").read_bytes() == (tmp_path / "scores.csv").read_bytes()
+        assert hotbed("predict", run, raw, "--out", bucket / "scores.csv") == 2  # already there
+        assert hotbed("predict", run, raw, "--out", raw, "--overwrite") == 2  # the input
+        assert not [path for path in (tmp_path / "cache" / "remote" / "scores").iterdir() if path.is_dir()]
+
+    def test_the_analysis_is_kept_there_until_the_model_is_another(self, run, tmp_path):
+        assert hotbed("report", run, "--analyze") == 0
+        found = json.loads((run / "analysis.json").read_text())
+        assert found["contributions"].keys() == {"price", "user", "ad"}
+        assert "What it learned from" in (run / "report.html").read_text()
+        assert hotbed("train", "--resume", run, "--epochs", 40, "--set", "train.patience=0") == 0
+        assert "What it learned from" not in (run / "report.html").read_text()
+        exported = run / "export" / "manifest.json"
+        exported.write_text("{}")
+        assert hotbed("train", "--data", tmp_path / "data", "--out", run, "--overwrite", *SMALL) == 0
+        assert not (run / "analysis.json").exists()  # of the model before
+        assert exported.read_text() == "{}"
+
+    def test_what_has_not_arrived_is_not_lost(self, run, tmp_path, capsys):
+        """The store was away until the run had ended, and the command is repeated."""
+        folder = working_folder(run)
+        bring_run(run, folder)
+        before = files_in(folder)
+        for path in [path for path, stat in run.entries(recursive=True) if stat is not None]:
+            path.unlink()
+        command = ["train", "--data", tmp_path / "data", "--out", run, *SMALL]
+        for more in ([], ["--dry-run"], ["--dry-run", "--overwrite"]):
+            assert hotbed(*command, *more) == (0 if "--overwrite" in more else 1)
+            assert files_in(folder) == before
+        assert f"--resume {run} continues it and copies it there" in " ".join(capsys.readouterr().err.split())
+        assert remote_files(run) == {}
+        assert hotbed(*command, "--overwrite") == 0
+        assert "summary.json" in remote_files(run)
+
+    def test_a_dry_run_leaves_nothing_on_this_machine(self, run, bucket, tmp_path):
+        there = remote_files(run)
+        assert hotbed("train", "--resume", run, "--epochs", 40, "--set", "train.patience=0", "--dry-run") == 0
+        assert hotbed("train", "--data", tmp_path / "data", "--out", bucket / "new", "--dry-run", *SMALL) == 0
+        assert remote_files(run) == there
+        assert not list((tmp_path / "cache" / "remote" / "runs").iterdir())
+
+    def test_a_run_file_there(self, run, tmp_path):
+        assert hotbed("train", run / "config.json", "--out", tmp_path / "again", "--dry-run") == 0
+
+    def test_top_watches_the_folder_in_which_it_trains(self, run, capsys):
+        assert hotbed("top", run, "--once") == 1
+        assert f"{run} does not train on this machine" in capsys.readouterr().err
+        bring_run(run, working_folder(run))
+        assert hotbed("top", run, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "finished"
+
+    def test_checkpoints_are_not_pruned_there_by_hand(self, run, capsys):
+        assert hotbed("checkpoint", "verify", run) == 0
+        assert hotbed("checkpoint", "prune", run, "--keep", 1) == 2
+        assert f"{run} is in an object store; train.keep_checkpoints prunes" in " ".join(
+            capsys.readouterr().err.split()
+        )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune --out s3://clicks/tuned",
+        "data make criteo-like:1000 --out s3://clicks/data",
+        "data make criteo-like:1000 --text s3://clicks/day_0.tsv",
+        "data get movielens-100k --out s3://clicks/raw",
+        "simulate --html s3://clicks/curves.html",
+        "plan --html s3://clicks/plan.html",
+        "bench --csv s3://clicks/bench.csv",
+        "train --trace s3://clicks/trace.json",
+        "train --ssd s3://clicks/rows:1GiB --memory 1GiB",
+        "serve runs/none --scratch s3://clicks/scratch",
+    ],
+)
+def test_what_must_be_local_is_refused_elsewhere(tmp_path, monkeypatch, capsys, command):
+    """A folder called `s3:` was made on the local disk."""
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "cache"))
+    assert hotbed(*command.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is in an object store, and has to be on a local disk" in said or "must be a folder of a local disk" in said
+    assert not (tmp_path / "s3:").exists()
+
+
+def test_what_a_killed_upload_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTBED_CACHE", str(tmp_path))
+    root = tmp_path / "remote" / "exports"
+    (root / "killed" / "export").mkdir(parents=True)
+    with scratch_folder("exports") as mine:
+        assert not (root / "killed").exists()
+        with scratch_folder("exports") as other:  # of another process
+            assert mine.is_dir()
+            assert other != mine
+    assert [path.name for path in root.iterdir()] == [".lock"]
+
+
+def test_no_output_shows_the_secrets_of_a_uri(tmp_path, monkeypatch, capsys):
+    uri = "s3://AKIAKNOWN:never-to-be-seen@clicks/raw.csv"
+    monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "cache"))
+    assert str(path_of(uri)) == "s3://clicks/raw.csv"
+    out().print(f"{uri} was read")
+    print_json({"data": uri, "place": [Path(uri)], "bad": float("nan")})
+    fail(f"there is no {Path(uri)}", 1)
+    out().print(Text.assemble((uri, "bold"), " is a bucket"))
+    fail("there is no s3:/SOMEONE:never-to-be-seen@elsewhere/run", 1)  # it was not read as a URI
+    printed = "".join(capsys.readouterr())
+    assert "never-to-be-seen" not in printed
+    assert '"data": "s3://***:***@clicks/raw.csv"' in printed

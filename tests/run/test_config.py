@@ -253,6 +253,34 @@ def test_a_merge_is_used_before_the_next_and_shares_only_what_there_is():
     assert compose(sets=["dense.optimizer=sgd", "parallel.k_step=4"])[1] == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["follow.idle_seconds=3"], "follow.idle_seconds: is for a log that is followed; give --follow"),
+        (["follow.checkpoint_minutes=1"], "follow.checkpoint_minutes: is for a log that is followed"),
+        (["follow.source=logs", "train.epochs=3"], "train.epochs: must be 1 with follow.source, not 3"),
+        (["follow.source=logs", "train.recalibrate=true"], "train.recalibrate: must be false with follow.source"),
+        (["follow.source=logs", "train.patience=2"], "train.patience: needs train.eval_every with follow.source"),
+        (["follow.source=logs", "train.plateau_factor=0.5"], "train.plateau_factor: needs train.eval_every"),
+        (["follow.source=kafka://a:1/b", "follow.late=skip"], "follow.late: is for files, not 'skip'"),
+    ],
+)
+def test_settings_that_a_log_that_is_followed_has_no_use_for(sets, said):
+    (problem,) = compose(sets=sets)[1]
+    assert problem.startswith(said)
+
+
+def test_settings_of_a_log_that_is_followed():
+    sets = [
+        "follow.source=logs",
+        "train.patience=2",
+        "train.eval_every=50",
+        "follow.late=skip",
+        "follow.idle_seconds=3",
+    ]
+    assert compose(sets=sets)[1] == []
+
+
 def test_a_run_of_the_first_version_goes_on_without_scaled_steps(tmp_path):
     """It has no such setting; one that is younger says it either way."""
     for said, expected in ((None, False), (True, True), (False, False)):

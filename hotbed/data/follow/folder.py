@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Journal
+from hotbed.data.follow.source import DUPLICATE, LATE, SKIP, SKIPPED, Arrival, Journal
 from hotbed.data.formats import Chunk
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import DataError, FormatError, RemoteError
@@ -215,7 +216,7 @@ def _changed(path: Path, arrival: Arrival) -> FormatError:
 def _way_out(arrival: Arrival) -> str:
     return (
         "Bring back the file as it was, or give up what is left of it: "
-        f"`hotbed train --resume RUN --set follow.skip={arrival.name}`."
+        f"`hotbed train --resume RUN --set {shlex.quote(f'{SKIP}={arrival.name}')}`."
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -86,6 +86,7 @@ class KafkaSource:
         topic: Topic,
         *,
         settle: float = 5.0,
+        skip: Collection[str] = (),
         block: int = BLOCK,
         connect: Callable[[Topic], Consumer] | None = None,
         place: Callable[..., Any] | None = None,
@@ -93,6 +94,7 @@ class KafkaSource:
     ) -> None:
         self.name = f"kafka://{topic.brokers}/{topic.name}"
         self._topic, self._settle, self._block, self._clock = topic, settle, block, clock
+        self._skip = frozenset(skip)
         self._place = place or _client().TopicPartition
         self._consumer = (connect or connect_consumer)(topic)
         self._waiting: dict[int, float] = {}  # partition -> since when a part of a block is there
@@ -122,7 +124,9 @@ class KafkaSource:
         return [one[turn] for turn in range(longest) for one in turns if turn < len(one)]
 
     def chunks(self, arrival: Arrival, reader: RawReader) -> Iterator[Chunk]:
-        """All messages of the range in one chunk."""
+        """All messages of the range in one chunk; none of one that is left out."""
+        if arrival.name in self._skip:
+            return
         partition, begin = int(arrival.group.rpartition("/")[2]), arrival.end - arrival.size
         low, high = self._watermarks(partition)
         if begin < low or high < arrival.end:

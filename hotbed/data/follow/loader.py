@@ -11,6 +11,7 @@ written; without a time column it is the time of the arrival.
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,14 +21,14 @@ import numpy as np
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import EncodedRows
-from hotbed.data.follow.source import Arrival, Journal, Source
+from hotbed.data.follow.source import SKIP, Arrival, Journal, Source
 from hotbed.data.formats.chunk import offsets_of
 from hotbed.data.loader.loader import RankHistory
 from hotbed.data.prepare.quarantine import Quarantine
 from hotbed.data.raw_reader import RawReader, batch_of
 from hotbed.data.times import SECOND
 from hotbed.data.values import Bags
-from hotbed.errors import RunError
+from hotbed.errors import FormatError, RunError
 from hotbed.host.splitmix import GOLDEN
 from hotbed.types import Batch
 
@@ -143,7 +144,7 @@ class FollowLoader:
         while place.arrival < len(self.journal):
             current = place.arrival
             arrival = self.journal.entries[current]
-            for batch, facts in self._batches(arrival, place) if arrival.is_trained else ():
+            for batch, facts in self._with_way_out(arrival, place) if arrival.is_trained else ():
                 number += 1
                 self._seconds[number] = min(max(facts.after.watermark, _EARLIEST), _LATEST)
                 self._ahead.append(facts)
@@ -153,6 +154,19 @@ class FollowLoader:
             if place.arrival == current:  # nothing was left of it
                 place = Place(current + 1, 0, place.watermark)
         self._end = place
+
+    def _with_way_out(self, arrival: Arrival, place: Place) -> Iterator[tuple[Batch, BatchFacts]]:
+        """`_batches`, whose errors say how the run can continue without the arrival."""
+        try:
+            yield from self._batches(arrival, place)
+        except FormatError as error:
+            if SKIP in str(error):
+                raise
+            raise FormatError(
+                f"{error} To continue without what is left of it: `hotbed train --resume RUN --set "
+                f"{shlex.quote(f'{SKIP}={arrival.name}')}`; a corrected copy under another name is trained as it arrives. "
+                "More bad rows are accepted with --set follow.max_bad=N%."
+            ) from error
 
     def _batches(self, arrival: Arrival, place: Place) -> Iterator[tuple[Batch, BatchFacts]]:
         """The batches of one arrival, from a place in it on; the place after the last is the beginning of the next arrival."""

@@ -26,6 +26,7 @@ from hotbed.host.atomic import flush_to_disk, writing
 TRAIN, LATE, DUPLICATE, SKIPPED = "train", "late", "duplicate", "skipped"
 TRAINED = (TRAIN, LATE)
 FILE = "arrivals.jsonl"
+SKIP = "follow.skip"  # the setting
 
 
 class Arrival(NamedTuple):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.guess import is_named_id
 from hotbed.data.prepare.hints import joined_columns, label_hint, number_columns, time_columns
-from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
+from hotbed.data.prepare.inputs import RawSource, TableFormat
 from hotbed.data.prepare.layout import ColumnLayout, LayoutOptions, choose_layout
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.stages import no_rows
@@ -51,22 +51,6 @@ def first_look(
     raise no_rows(sources)
 
 
-def look_at(
-    inputs: Input | Sequence[Input],
-    *,
-    format: str | None = None,
-    positive: str | None = None,
-    max_bad: str | int = "1%",
-    delimiter: str | None = None,
-    **columns: Any,
-) -> FirstLook:
-    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
-    options = LayoutOptions.parse(positive=positive, **columns)
-    sources = list_sources(inputs)
-    readers = readers_of(sources, format, delimiter, options, lambda _: None)
-    return first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
-
-
 def readers_of(
     sources: list[RawSource],
     name: str | None,
@@ -89,6 +73,8 @@ def readers_of(
             hashed=not (options.dense or options.multi or options.sequences or options.targets),
             time=options.time,
         )
+        if delimiter is not None and shared.name != "csv":
+            raise ConfigError(f"--delimiter {delimiter!r} is for csv files; {files[0].path} is read as {shared.name}.")
     elif name not in (None, "parquet"):
         raise ConfigError(f"format {name!r} is for files; a table needs none.")
     aligned = _aligned(files, shared, options, say) if shared is not None else {}

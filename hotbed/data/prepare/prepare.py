@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
 from hotbed.data.prepare.guess import IdGuess
 from hotbed.data.prepare.hints import find_leaks
 from hotbed.data.prepare.inputs import Input, RawSource, list_sources
 from hotbed.data.prepare.layout import LayoutOptions
-from hotbed.data.prepare.look import first_look, readers_of
+from hotbed.data.prepare.look import FirstLook, first_look, readers_of
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
 from hotbed.data.prepare.quarantine import MaxBad
@@ -41,7 +42,7 @@ from hotbed.data.prepare.stages import (
 from hotbed.data.prepare.workers import MEMORY_OF_WORKER, RayWorkers, Workers, WorkerThreads
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
-from hotbed.data.workspace import Workspace, publishing
+from hotbed.data.workspace import Workspace, check_out, publishing
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
@@ -112,13 +113,11 @@ def prepare(
     an earlier call, if there is any.
     """
     started = time.perf_counter()
-    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     options = LayoutOptions.parse(
         label=label, positive=positive, dense=dense, ids=ids, multi=multi, sequence=sequence, task=task, weight=weight,
         drop=drop, integers=integers, time_column=time_column, time_features=time_features, share=share,
     )  # fmt: skip
-    rule = _split_rule(split, options)
-    _check_negatives(keep_negatives, rule)
+    ids_rule, rule = _id_rule(ids_mode, hash_rows, min_count), _split_rule(split, options, keep_negatives)
     limit = MaxBad.parse(max_bad)
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
@@ -192,6 +191,42 @@ def prepare(
     )
 
 
+def look_at(
+    inputs: Input | Sequence[Input],
+    *,
+    format: str | None = None,
+    positive: str | None = None,
+    max_bad: str | int = "1%",
+    delimiter: str | None = None,
+    split: str | None = None,
+    keep_negatives: float = 1.0,
+    min_count: int = 1,
+    ids_mode: str = "vocabulary",
+    hash_rows: int | None = None,
+    memory: str | int = MEMORY,
+    workers: int | None = None,
+    ray: bool = False,
+    out: str | Path = "",
+    overwrite: bool = False,
+    **columns: Any,
+) -> FirstLook:
+    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written.
+
+    What `prepare` would refuse before it reads everything is refused here.
+    """
+    options = LayoutOptions.parse(positive=positive, **columns)
+    _id_rule(ids_mode, hash_rows, min_count)
+    rule = _split_rule(split, options, keep_negatives)
+    _memory(memory)
+    _check_workers(workers, ray)
+    if out:
+        check_out(path_of(out), overwrite=overwrite, shared=ray)
+    sources = list_sources(inputs)
+    _split_names(sources, rule)
+    readers = readers_of(sources, format, delimiter, options, lambda _: None)
+    return first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
+
+
 def _write_rows(job: PrepareJob, assigned: RowAssignment, notes: dict[str, object]) -> Schema:
     """Count the ids and write the rows of every split; the schema."""
     layout, features = job.recipe.layout, count_features(job, assigned)
@@ -217,10 +252,14 @@ def _write_rows(job: PrepareJob, assigned: RowAssignment, notes: dict[str, objec
     )
 
 
-def _split_rule(split: str | Mapping[str, float | int] | None, options: LayoutOptions) -> SplitRule | None:
+def _split_rule(
+    split: str | Mapping[str, float | int] | None, options: LayoutOptions, keep_negatives: float
+) -> SplitRule | None:
+    """Which rows are of which split, and a ConfigError for what cannot be."""
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and options.clock is None:
         raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
+    _check_negatives(keep_negatives, rule)
     return rule
 
 
@@ -249,11 +288,15 @@ def _memory(memory: str | int) -> int:
     return num_bytes
 
 
-def _workers(count: int | None, memory: int, ray: bool) -> Workers:
+def _check_workers(count: int | None, ray: bool) -> None:
     if count is not None and count < 1:
         raise ConfigError(f"--workers {count} is below 1.")
     if ray and count is not None:
         raise ConfigError(f"--workers {count} is for threads of one machine; with --ray the cluster's cores count.")
+
+
+def _workers(count: int | None, memory: int, ray: bool) -> Workers:
+    _check_workers(count, ray)
     most = max(1, (memory - _MEMORY_OF_PROCESS) // MEMORY_OF_WORKER)
     return RayWorkers() if ray else WorkerThreads(min(count or num_cores(), most), memory // 2)
 

@@ -388,6 +388,8 @@ def parse_ssd(ssd: str) -> tuple[Path, int]:
     folder, colon, amount = str(ssd).rpartition(":")
     if not colon or not folder:
         raise ConfigError(f"ssd: must be a folder and bytes, such as '/fast/rows:500GiB', not {ssd!r}")
+    if "://" in folder:
+        raise ConfigError(f"ssd: must be a folder of a local disk, such as '/fast/rows:500GiB', not {ssd!r}")
     return Path(folder), parse_bytes(amount, "ssd")
 
 

@@ -87,10 +87,8 @@ def test_the_check_sees_a_wrong_import(room, text):
 
 ROOT = PACKAGE.parent
 OURS = {"benchmarks", "hotbed", "tests"}
-# Packages that hotbed requires, what these bring along, and those that most tests cannot do without.
-WITH_US = {
-    *"numba numpy pyarrow rich safetensors torch typer yaml click llvmlite triton hypothesis pytest sklearn".split()
-}
+REQUIRED = {"click", "llvmlite", "numba", "numpy", "pyarrow", "rich", "safetensors", "torch", "triton", "typer", "yaml"}
+FOR_TESTS = {"hypothesis", "pytest", "sklearn"}  # which most of them cannot do without
 
 
 class FirstImports(NamedTuple):
@@ -139,7 +137,7 @@ def unguarded_packages(path: Path) -> set[str]:
 def test_tests_are_collected_without_optional_packages():
     """One module that cannot be imported stops all others."""
     paths = sorted((ROOT / "tests").rglob("*.py"))
-    missing = {path.name: unguarded_packages(path) - WITH_US - sys.stdlib_module_names for path in paths}
+    missing = {path.name: unguarded_packages(path) - REQUIRED - FOR_TESTS - sys.stdlib_module_names for path in paths}
     assert {name: packages for name, packages in missing.items() if packages} == {}
 
 

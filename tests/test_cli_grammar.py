@@ -9,10 +9,6 @@ from importlib import import_module
 import pytest
 from typer.models import OptionInfo
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import jsonschema
-
 from hotbed.cli import COMMANDS, main, options
 from hotbed.cli.describe import describe_commands
 from hotbed.cli.options import COMPARED, RENAMED
@@ -27,6 +23,12 @@ for text in TEXTS.values():
         BY_NAME.setdefault(parameter.name.rstrip("."), []).append((text.name, parameter))
 WRITE_NOTHING = {"evaluate", "models", "data describe", "data list", "plan", "simulate", "explain", "verify", "bench",
                  "topo", "top", "checkpoint list", "checkpoint verify", "checkpoint diff", "serve"}  # fmt: skip
+
+
+def load_jsonschema():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("jsonschema")
 
 
 def single(parameter):
@@ -140,7 +142,7 @@ def test_every_command_has_an_example_here():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs_and_its_json_is_as_documented(place, capsys, name):
-    found = []
+    jsonschema, found = load_jsonschema(), []
     for more in (" --overwrite" if name == "prepare" else "", f" --json {AGAIN.get(name, '')}"):
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(EXAMPLES[name] + more)[1:])
@@ -153,6 +155,7 @@ def test_the_example_runs_and_its_json_is_as_documented(place, capsys, name):
 
 def test_every_schema_belongs_to_a_command():
     assert SCHEMAS.keys() == {name for name, text in TEXTS.items() if "--json" in text.options}
+    jsonschema = load_jsonschema()
     for schema in SCHEMAS.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 

@@ -1,9 +1,11 @@
 """Imports point one way, and the command line answers before torch is loaded."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -81,6 +83,62 @@ def test_imports_point_down():
 )
 def test_the_check_sees_a_wrong_import(room, text):
     assert wrong_imports(PACKAGE / room / "some.py", text)
+
+
+ROOT = PACKAGE.parent
+OURS = {"benchmarks", "hotbed", "tests"}
+REQUIRED = {"click", "llvmlite", "numba", "numpy", "pyarrow", "rich", "safetensors", "torch", "triton", "typer", "yaml"}
+FOR_TESTS = {"hypothesis", "pytest", "sklearn"}  # which most of them cannot do without
+
+
+class FirstImports(NamedTuple):
+    """What happens when a module is imported."""
+
+    packages: frozenset[str]
+    ours: frozenset[Path]
+    skips: frozenset[str]  # packages without which a module of tests is skipped
+
+
+@functools.cache
+def first_imports(path: Path) -> FirstImports:
+    """Without what functions and type checkers import."""
+    names, skips = set[str](), set[str]()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    for node in waiting:  # it grows
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "importorskip":
+            skips.add(ast.literal_eval(node.args[0]).split(".")[0])
+        elif isinstance(node, ast.FunctionDef) or (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
+            continue
+        else:
+            waiting += ast.iter_child_nodes(node)
+    parts = [name.split(".") for name in names]
+    stems = [ROOT.joinpath(*part[:n]) for part in parts if part[0] in OURS for n in range(1, len(part) + 1)]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()]
+    return FirstImports(frozenset(part[0] for part in parts) - OURS, frozenset(files), frozenset(skips))
+
+
+def unguarded_packages(path: Path) -> set[str]:
+    """Packages without which a module of tests fails when it is imported, and is not skipped."""
+    conftests = [file for folder in path.parents if (file := folder / "conftest.py").is_file()]
+    known, waiting = {path}, [path, *conftests]
+    for one in waiting:  # it grows
+        waiting += first_imports(one).ours - known
+        known |= first_imports(one).ours
+    found = [first_imports(one) for one in waiting]
+    return set().union(*(one.packages for one in found)) - set().union(*(one.skips for one in found))
+
+
+def test_tests_are_collected_without_optional_packages():
+    """One module that cannot be imported stops all others."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    missing = {path.name: unguarded_packages(path) - REQUIRED - FOR_TESTS - sys.stdlib_module_names for path in paths}
+    assert {name: packages for name, packages in missing.items() if packages} == {}
 
 
 def run_python(code: str) -> str:

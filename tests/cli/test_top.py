@@ -15,7 +15,6 @@ from hotbed.cli.top import curve, frame, rows_of
 from hotbed.cli.top_state import FINISHED, RUNNING, STOPPED, Endpoint, Folder
 from hotbed.run.folder import is_training
 from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.prometheus import MetricsServer
 
 CONFIG = {"model": {"name": "dlrm"}, "data": {"path": "clicks", "batch_size": 100}, "train": {"epochs": 2}}
 DATA = {"splits": {"train": {"rows": 950}}}
@@ -159,6 +158,9 @@ def test_lines_are_read_as_they_come_and_anew_when_a_resumed_run_cuts_them(folde
 
 
 def test_an_endpoint_says_what_the_folder_does(training):
+    pytest.importorskip("prometheus_client")
+    from hotbed.telemetry.prometheus import MetricsServer
+
     record = line(5, cache=CACHE, ids={"us/er": {"rows": 5}})
     log(training, record)
     server = MetricsServer("127.0.0.1", 0)

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -316,7 +317,9 @@ def test_a_process_that_is_killed_while_it_updates_changes_nothing(streams):
     scorer = scorer_of([first], stream.folder)
     old = [scorer.logits(one).logits for one in probes]
     scorer.share()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where tests before have left threads
+        child = os.fork()
     if not child:
         try:
             scorer.live.rows.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -20,6 +20,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("orjson")
 pytest.importorskip("httptools")
+pytest.importorskip("prometheus_client")
 
 GOOD = {
     "context": {"price": 1.5, "user": "u7", "tags": ["a", "b"]},

@@ -2,8 +2,8 @@
 
 Arrow's dates and timestamps have their own unit. Text is a number or close to ISO 8601: 2014-10-21, 2014/10/21 5:30,
 optionally with seconds, a fraction, `T` instead of the space, `Z` or an offset; month, day and hour may have one digit. A
-number counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in Avazu's log. Any other text
-needs a format of strptime as `unit`: %d.%m.%Y %H:%M. A time without an offset is in UTC.
+number, perhaps with a fraction, counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in
+Avazu's log. Any other text needs a format of strptime as `unit`: %d.%m.%Y %H:%M. A time without an offset is in UTC.
 
 `clock_ids`: hour or weekday of a time as an id.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Column, Faults, Floats, Instants, Integers, Text
-from hotbed.data.formats.parse_numbers import OK, parse_integers
+from hotbed.data.formats.parse_numbers import OK, parse_floats, parse_integers
 from hotbed.errors import ConfigError, FormatError
 from hotbed.host.jit import njit
 
@@ -70,8 +70,7 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     elif spec.unit.startswith("%"):
         times = _from_format(column, spec.unit)
     else:
-        numbers, codes = parse_integers(column)
-        times = np.where(codes == OK, _from_numbers(numbers, spec.unit), _parse_iso(*column))
+        times = _from_text(column, spec.unit)
     faults.mark(missing, f"time {spec.name} is missing")
     faults.mark((times == NO_TIME) & ~missing, f"time {spec.name}{NOT_A_TIME_REASON}")
     outside = ((times < EARLIEST) | (times >= LATEST)) & (times != NO_TIME) & ~missing
@@ -92,12 +91,13 @@ def looks_like_time(texts: Sequence[str]) -> Literal["plain", "format", ""]:
     return "plain" if (_parse_iso(data, starts, ends) != NO_TIME).all() else "format"
 
 
-def unit_of_numbers(values: NDArray[np.int64]) -> str:
+def unit_of_numbers(values: NDArray[np.int64] | NDArray[np.float64]) -> str:
     """The unit of numbers that all look like times: dates as numbers, or moments since 1989; empty if they do not."""
     if len(np.unique(values)) < _FEWEST_TIMES:
         return ""
+    whole = bool((np.floor(values) == values).all())
     for unit in _SPELLED:
-        if values.max() < 10**8 and (_from_numbers(values, unit) != NO_TIME).all():
+        if whole and values.max() < 10**8 and (_from_numbers(values, unit) != NO_TIME).all():
             return unit
     first, last = _RECENT
     return next((unit for unit in _MOMENTS if _in_range(_from_numbers(values, unit), first, last)), "")
@@ -131,6 +131,17 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
         whole = np.where(readable, values, 0).astype(np.int64)
         exact = whole // -factor if factor < 0 else whole * factor
     return np.where(readable, exact, np.where(micros < 0, EARLIEST - 1, LATEST))
+
+
+def _from_text(column: Text, unit: str) -> NDArray[np.int64]:
+    """Whole numbers, ISO 8601, or numbers with a fraction: 1593878937.744."""
+    whole, codes = parse_integers(column)
+    times = np.where(codes == OK, _from_numbers(whole, unit), _parse_iso(*column))
+    other = times == NO_TIME
+    if other.any():
+        numbers, codes = parse_floats(Text(column.data, column.starts[other], column.ends[other]))
+        times[other] = np.where(codes == OK, _from_numbers(np.where(codes == OK, numbers, 0.0), unit), NO_TIME)
+    return times
 
 
 def _from_format(column: Text, format: str) -> NDArray[np.int64]:

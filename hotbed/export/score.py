@@ -253,7 +253,9 @@ def _moment(value: Any, unit: str) -> datetime:
     if isinstance(value, datetime):
         return _in_utc(value)
     if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
-        return _in_utc(datetime.fromisoformat(_two_digits(value)))
+        if not re.fullmatch(r" *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)? *", value):
+            return _in_utc(datetime.fromisoformat(_two_digits(value)))
+        value = float(value)
     if unit == "yyyymmdd":
         return datetime.strptime(str(int(value)).rjust(8, "x"), "%Y%m%d")
     if unit == "yymmddhh":

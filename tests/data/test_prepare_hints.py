@@ -266,6 +266,8 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
         (lambda i: f"201410{1 + i % 30:02d}", "seen:yyyymmdd"),
         (lambda i: str(956_703_932 + i * 977), "seen:s"),
         (lambda i: str((1_500_000_000 + i * 977) * 1000), "seen:ms"),
+        (lambda i: f"{1_593_878_937 + i * 977}.744", "seen:s"),
+        (lambda i: f"202007{1 + i % 30:02d}.0", "seen:yyyymmdd"),
     ],
 )
 def test_times_written_as_numbers_are_reported(tmp_path, value, option):
@@ -290,6 +292,7 @@ def test_amounts_and_ids_are_not_taken_for_times():
     draw = np.random.default_rng(0)
     for values in (draw.integers(0, 2**31, 500), draw.integers(0, 10**8, 500), np.arange(500), np.zeros(500, np.int64)):
         assert unit_of_numbers(values) == ""
+        assert unit_of_numbers(values + 0.5) == ""
     assert unit_of_numbers(np.zeros(0, np.int64)) == ""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,44 @@ from hotbed.host.jit import njit
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(\D|$)")
+_NAMED_MONTH = re.compile(
+    r"\d.*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*\d{4}",
+    re.I,
+)
+_DATES = (
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+    "%d-%m-%Y",
+    "%d/%m/%y",
+    "%m/%d/%Y",
+    "%m-%d-%Y",
+    "%m.%d.%Y",
+    "%m/%d/%y",
+    "%d.%m.%y",
+    "%Y.%m.%d",
+)
+_NAMED_DATES = (
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%d %b %Y",
+    "%d %B %Y",
+    "%d/%b/%Y",
+    "%b %d, %Y",
+    "%B %d, %Y",
+    "%b %d %Y",
+    "%a, %d %b %Y",
+)
+_CLOCKS = (
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+    ":%H:%M:%S %z",
+    " %H:%M:%S %z",
+    " %H:%M:%S %Z",
+)
 _SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
 EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND  # the years 1 and 10000
@@ -80,15 +118,26 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     return times
 
 
-def looks_like_time(texts: Sequence[str]) -> Literal["plain", "format", ""]:
-    """Whether texts are times that can be read as they are, or are dates that need a format."""
+def looks_like_time(texts: Sequence[str]) -> str:
+    """plain: texts are times that can be read as they are. Dates in another form: their format of strptime, or `format`."""
     texts = [text for text in texts if text]
-    if not texts or not all(_DATE.match(text) for text in texts):
+    are_dates = all(_DATE.match(text) for text in texts)
+    if not texts or not (are_dates or all(_NAMED_MONTH.search(text) for text in texts)):
         return ""
     data = np.frombuffer("".join(texts).encode(), np.uint8)
     ends = np.cumsum([len(text.encode()) for text in texts])
     starts = ends - [len(text.encode()) for text in texts]
-    return "plain" if (_parse_iso(data, starts, ends) != NO_TIME).all() else "format"
+    if are_dates and (_parse_iso(data, starts, ends) != NO_TIME).all():
+        return "plain"
+    distinct = list(dict.fromkeys(text.strip() for text in texts))
+    formats = (f"{date}{clock}" for date in (_DATES if are_dates else _NAMED_DATES) for clock in _CLOCKS)
+    found = next((one for one in formats if all(_strptime(text, one) != NO_TIME for text in distinct)), "")
+    return found or ("format" if are_dates else "")
+
+
+def is_ambiguous(format: str) -> bool:
+    """Whether the order of day and month in a format of `looks_like_time` is only the more common one."""
+    return format.startswith(_DATES[:4])
 
 
 def unit_of_numbers(values: NDArray[np.int64] | NDArray[np.float64]) -> str:

@@ -170,6 +170,17 @@ def number_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str
     return found
 
 
+def spaced_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
+    """Text columns whose values begin or end with a space, which is a part of the id -> such a value."""
+    found: dict[str, str] = {}
+    for feature in features:
+        column = chunk.columns.get(feature.name)
+        if feature.source == "string" and isinstance(column, Text):
+            spaced = next((text for text in _first_texts(column) if text != text.strip()), "")
+            found |= {feature.name: shorten(spaced)} if spaced else {}
+    return found
+
+
 def _first_texts(column: Text) -> list[str]:
     return [column.string(i) for i in range(min(len(column.starts), _VALUES))]
 
@@ -212,13 +223,18 @@ def label_hint(chunk: Chunk, label: LabelReader) -> str:
     found = f"{given}Values of {label.name}: {shown}."
     if len(seen) != 2 and not _like(seen, label.positive):
         return f"{found} A label has two values; --label names another column, --positive VALUE the value that means 1."
-    word = _like(seen, label.positive) or _likely(seen)
+    word = _like(seen, label.positive) or _largest(seen) or _likely(seen)
     return f"{found} --positive {shlex.quote(word)} says that {word!r} means 1."
 
 
 def _like(seen: Counter[str], positive: str | None) -> str | None:
     """The value that differs from `positive` only in case."""
     return next((text for text in seen if positive is not None and text.lower() == positive.strip().lower()), None)
+
+
+def _largest(seen: Counter[str]) -> str | None:
+    """The larger one of two numbers."""
+    return max(seen, key=float) if all(_PLAIN_NUMBER.fullmatch(text) for text in seen) else None
 
 
 def _likely(seen: Counter[str]) -> str:

@@ -22,7 +22,14 @@ from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
 from hotbed.data.prepare.guess import IdGuess, is_named_id
-from hotbed.data.prepare.hints import find_leaks, joined_columns, label_hint, number_columns, time_columns
+from hotbed.data.prepare.hints import (
+    find_leaks,
+    joined_columns,
+    label_hint,
+    number_columns,
+    spaced_columns,
+    time_columns,
+)
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
 from hotbed.data.prepare.layout import (
     ColumnLayout,
@@ -79,6 +86,7 @@ class PrepareReport:
         default_factory=dict
     )  # columns of times read as ids or amounts -> unit, plain or format
     numbers: dict[str, str] = field(default_factory=dict)  # columns of numbers read as ids, and one that is not plain
+    spaced: dict[str, str] = field(default_factory=dict)  # columns of ids with spaces around them, and such an id
 
 
 def prepare(
@@ -234,6 +242,7 @@ def prepare(
         guesses=layout.guesses,
         times=first.times,
         numbers=first.numbers,
+        spaced=first.spaced,
     )
 
 
@@ -320,6 +329,7 @@ class FirstLook(NamedTuple):
     joined: dict[str, str]  # columns that look like several ids in one, and the separator
     times: dict[str, str]  # columns of times that would be read as ids or amounts
     numbers: dict[str, str]  # columns of numbers that would be read as ids, and one that is not plain
+    spaced: dict[str, str]  # columns of ids with spaces around them, and such an id
     label_hint: str  # the way out if labels cannot be read
 
 
@@ -337,9 +347,11 @@ def _first_look(
                 times = time_columns(
                     chunk, layout.features, [one for one in chunk.columns if one in open_names and not is_named_id(one)]
                 )
-                numbers = number_columns(chunk, [one for one in open_ids if one.name not in times])
+                named = {name for name, guess in layout.guesses if guess.is_certain}
+                numbers = number_columns(chunk, [one for one in open_ids if one.name not in {*times, *named}])
                 joined = joined_columns(chunk, [one for one in layout.features if one.name not in numbers])
-                return FirstLook(layout, joined, times, numbers, label_hint(chunk, label))
+                spaced = spaced_columns(chunk, layout.features)
+                return FirstLook(layout, joined, times, numbers, spaced, label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)

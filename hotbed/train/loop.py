@@ -317,7 +317,9 @@ class Training:
                 odds = sampled / (1 - sampled) * math.exp(-shift)
                 log = Positives(learned.metrics.positives, learned.metrics.positives * (1 + 1 / odds))
                 here = Positives(found.metrics.positives, found.metrics.samples)
-                self._shift(bias, held_out_shift(found.logits, here, log) if self.world.is_first else None)
+                at_random = train.dataset.schema.notes.get("split") == "random"
+                found_shift = held_out_shift(found.logits, here, log, at_random=at_random)
+                self._shift(bias, found_shift if self.world.is_first else None)
         self._last_valid = None
 
     def _shift(self, bias: nn.Parameter, shift: float | None) -> None:

@@ -313,6 +313,7 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
     assert rows["test"] == 50
     assert rows["train"] + rows["valid"] == ROWS
     assert 20 < rows["valid"] < 60
+    assert report.schema.notes["split"] == "random"
     assert not any("no valid split" in line for line in hints(report))
     for wrong in ("test=0.1", "valid=50", "train=0.9,valid=0.1"):
         with pytest.raises(ConfigError, match=r"valid=0\.1"):

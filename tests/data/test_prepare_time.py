@@ -113,6 +113,7 @@ class TestDays:
         assert [feature.name for feature in schema.features] == ["user"]
         assert schema.features[0].lookups == 3
         assert schema.dense == ()
+        assert schema.notes["split"] == "days"
         time = schema.notes["time"]
         assert (time["column"], time["days"]) == ("when", 4)
         assert time["first_day"] == {"train": "2014-10-21", "valid": "2014-10-23", "test": "2014-10-25"}

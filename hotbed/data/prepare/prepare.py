@@ -223,6 +223,7 @@ def prepare(
                 "bad_rows": dict(quarantine.reasons.most_common()),
                 "left_out": assigned.left_out,
                 "min_count": min_count,
+                **({} if rule is None else {"split": rule.kind}),
                 **({"negatives_kept": keep_negatives} if keep_negatives < 1 else {}),
                 **({"time": assigned.time} if assigned.time else {}),
             },

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from hotbed.data.dataset import Dataset
+    from hotbed.data.schema import Schema
     from hotbed.run.config import RunConfig
     from hotbed.train.build import BuiltTraining
     from hotbed.train.loop import Training
@@ -30,15 +31,30 @@ COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")
 _TOO_GOOD = 0.999
 
 
-def warn_about_few_steps(training: Training, batch_size: int) -> None:
-    """Warn if the batch size and epochs that were given make too few steps to learn from."""
+def warn_about_few_steps(training: Training, batch_size: int, *, chosen: bool) -> None:
+    """Warn if there are too few steps to learn from; `chosen`: for the size of the log, as nobody gave a batch size."""
     from hotbed.report.advice import FEW_STEPS
 
     if 0 < training.total_steps < FEW_STEPS and not training.pace.max_steps:
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
+        way_out = (
+            "Leave out data.batch_size (--batch-size) and train.epochs (--epochs): they are then chosen for the size of the "
+            "log"
+        )
+        if chosen:
+            way_out = (
+                f"The log is small: {training.loaders.train.described}. --batch-size and --epochs make more steps of it"
+            )
+        err(always=True).print(f"note: {steps} of {batch_size:,} samples are few to learn from. {way_out}")
+
+
+def warn_about_one_class(schema: Schema) -> None:
+    """Warn if the label is the same in all rows of train."""
+    train = schema.splits.get("train")
+    if train is not None and train.rows and train.positives in (0, train.rows):
         err(always=True).print(
-            f"note: {steps} of {batch_size:,} samples are too few to learn much from. Leave out data.batch_size (--batch-size) "
-            "and train.epochs (--epochs): they are then chosen for the size of the log",
+            f"WARNING {schema.label}: this label is {int(train.positives > 0)} in every row of train, so nothing can be "
+            "learned and there is no AUC. Prepare the data again: --label names another column",
         )
 
 
@@ -96,7 +112,7 @@ def print_suspicion(metrics_of_split: Mapping[str, Mapping[str, Any]], leaks: Ma
     """Say that a model is too good to be true, and which columns make it so."""
     shown = metrics_of_split.get("test") or metrics_of_split.get("valid") or {}
     area = shown.get("auc")
-    if not leaks and (area is None or area < _TOO_GOOD):
+    if not leaks and not (area is not None and area >= _TOO_GOOD):  # the AUC of one class is nan
         return
     named = ", ".join(leaks)
     why = f"{named} alone gives the label away" if leaks else "look for a column that is filled in after the event"

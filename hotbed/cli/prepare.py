@@ -192,7 +192,7 @@ def prepare_command(
 
     Strings become 64-bit ids by a stable hash; an empty value has an id of its own.
     Rows that cannot be read go to DIR/quarantine.jsonl.
-    Files may be compressed (.gz .bz2 .xz .zst).
+    Files may be compressed (.gz .bz2 .xz .zst, a .zip of one file).
     --memory is for the whole job; left out: 2GiB, which counts 14.9 million distinct ids per feature exactly, and allows
     more workers the larger it is.
     If a feature has more distinct ids than --memory can count, the frequent ones are kept; schema.json says how many.

@@ -156,8 +156,30 @@ def _show_collisions(report: PrepareReport) -> None:
 
 def hints(report: PrepareReport) -> list[str]:
     """What went wrong first, then what may be wrong, then what could be better."""
-    parts = (_leaks, _mixed, _guesses, _times, _numbers, _lone_values, _joined, _splits, _unknown_row)
+    parts = (
+        _one_class,
+        _leaks,
+        _mixed,
+        _guesses,
+        _times,
+        _numbers,
+        _spaced,
+        _lone_values,
+        _joined,
+        _splits,
+        _unknown_row,
+    )
     return [line for part in parts for line in part(report)]
+
+
+def _one_class(report: PrepareReport) -> Iterator[str]:
+    train = report.schema.splits.get("train")
+    if train is not None and train.rows and train.positives in (0, train.rows):
+        value = int(train.positives > 0)
+        yield (
+            f"WARNING {report.schema.label}: this label is {value} in every row of train, so nothing can be learned. --label "
+            f"names another column, --positive {shlex.quote(f'{report.schema.label}>=2')} makes a label of larger numbers"
+        )
 
 
 def _leaks(report: PrepareReport) -> Iterator[str]:
@@ -192,9 +214,13 @@ def _guesses(report: PrepareReport) -> Iterator[str]:
 
 
 def _times(report: PrepareReport) -> Iterator[str]:
+    from hotbed.data.times import is_ambiguous
+
     clock = report.schema.notes.get("time")
-    amounts = {one.name for one in report.schema.dense}
+    amounts, leaks = {one.name for one in report.schema.dense}, report.schema.notes.get("leaks", {})
     for name, kind in report.times.items():
+        if name in leaks:
+            continue
         quoted = shlex.quote(name)
         read = "as an amount" if name in amounts else "as an id"
         if clock:
@@ -206,6 +232,8 @@ def _times(report: PrepareReport) -> Iterator[str]:
             continue
         time = {"plain": name, "format": f"{name}:%d/%m/%Y %H:%M"}.get(kind, f"{name}:{kind}")
         formatted = ", with the format that its values have" if kind == "format" else ""
+        if is_ambiguous(kind):
+            formatted = ", if days come before months; else %m is before %d"
         yield (
             f"{name}: its values are times, but each was read {read}. --time {shlex.quote(time)} makes it the time "
             f"column{formatted}; --time-features hour,weekday then learns from it; --drop {quoted} leaves it out"
@@ -219,6 +247,14 @@ def _numbers(report: PrepareReport) -> Iterator[str]:
             f"{name}: most of its values look like numbers, but not all are plain, such as {odd!r}, so each was read as an id. "
             f"Written as 1234.5, or empty where missing, they are amounts; --ids {quoted} confirms ids, --drop {quoted} leaves "
             "the column out"
+        )
+
+
+def _spaced(report: PrepareReport) -> Iterator[str]:
+    for name, value in report.spaced.items():
+        yield (
+            f"{name}: spaces at the ends of its values are a part of the ids, such as {value!r}. The same value without "
+            "them is another id, also in `hotbed predict` and `serve`. Remove them from the log if they mean nothing"
         )
 
 

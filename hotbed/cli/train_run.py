@@ -21,6 +21,7 @@ from hotbed.cli.messages import (
     report_parallel_choices,
     warn_about_few_steps,
     warn_about_no_valid,
+    warn_about_one_class,
 )
 from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
 from hotbed.cli.ranks import RunStart, TorchrunRanks
@@ -113,7 +114,9 @@ def train_run(
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}")
         if world.is_first:
-            warn_about_few_steps(built.training, config.data.batch_size)
+            chosen = options.given is not None and "data.batch_size" not in options.given
+            warn_about_few_steps(built.training, config.data.batch_size, chosen=chosen)
+            warn_about_one_class(dataset.schema)
             warn_about_no_valid(built.training)
         if options.forecast and world.size == 1 and not config.follow.source:
             print_forecast(config, dataset, run_folder, quiet)

@@ -2,8 +2,8 @@
 
 Arrow's dates and timestamps have their own unit. Text is a number or close to ISO 8601: 2014-10-21, 2014/10/21 5:30,
 optionally with seconds, a fraction, `T` instead of the space, `Z` or an offset; month, day and hour may have one digit. A
-number counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in Avazu's log. Any other text
-needs a format of strptime as `unit`: %d.%m.%Y %H:%M. A time without an offset is in UTC.
+number, perhaps with a fraction, counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in
+Avazu's log. Any other text needs a format of strptime as `unit`: %d.%m.%Y %H:%M. A time without an offset is in UTC.
 
 `clock_ids`: hour or weekday of a time as an id.
 """
@@ -13,19 +13,57 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Column, Faults, Floats, Instants, Integers, Text
-from hotbed.data.formats.parse_numbers import OK, parse_integers
+from hotbed.data.formats.parse_numbers import OK, parse_floats, parse_integers
 from hotbed.errors import ConfigError, FormatError
 from hotbed.host.jit import njit
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(\D|$)")
+_NAMED_MONTH = re.compile(
+    r"\d.*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*\d{4}",
+    re.I,
+)
+_DATES = (
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+    "%d-%m-%Y",
+    "%d/%m/%y",
+    "%m/%d/%Y",
+    "%m-%d-%Y",
+    "%m.%d.%Y",
+    "%m/%d/%y",
+    "%d.%m.%y",
+    "%Y.%m.%d",
+)
+_NAMED_DATES = (
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%d %b %Y",
+    "%d %B %Y",
+    "%d/%b/%Y",
+    "%b %d, %Y",
+    "%B %d, %Y",
+    "%b %d %Y",
+    "%a, %d %b %Y",
+)
+_CLOCKS = (
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+    ":%H:%M:%S %z",
+    " %H:%M:%S %z",
+    " %H:%M:%S %Z",
+)
 _SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
 EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND  # the years 1 and 10000
@@ -70,8 +108,7 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     elif spec.unit.startswith("%"):
         times = _from_format(column, spec.unit)
     else:
-        numbers, codes = parse_integers(column)
-        times = np.where(codes == OK, _from_numbers(numbers, spec.unit), _parse_iso(*column))
+        times = _from_text(column, spec.unit)
     faults.mark(missing, f"time {spec.name} is missing")
     faults.mark((times == NO_TIME) & ~missing, f"time {spec.name}{NOT_A_TIME_REASON}")
     outside = ((times < EARLIEST) | (times >= LATEST)) & (times != NO_TIME) & ~missing
@@ -81,23 +118,35 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     return times
 
 
-def looks_like_time(texts: Sequence[str]) -> Literal["plain", "format", ""]:
-    """Whether texts are times that can be read as they are, or are dates that need a format."""
+def looks_like_time(texts: Sequence[str]) -> str:
+    """plain: texts are times that can be read as they are. Dates in another form: their format of strptime, or `format`."""
     texts = [text for text in texts if text]
-    if not texts or not all(_DATE.match(text) for text in texts):
+    are_dates = all(_DATE.match(text) for text in texts)
+    if not texts or not (are_dates or all(_NAMED_MONTH.search(text) for text in texts)):
         return ""
     data = np.frombuffer("".join(texts).encode(), np.uint8)
     ends = np.cumsum([len(text.encode()) for text in texts])
     starts = ends - [len(text.encode()) for text in texts]
-    return "plain" if (_parse_iso(data, starts, ends) != NO_TIME).all() else "format"
+    if are_dates and (_parse_iso(data, starts, ends) != NO_TIME).all():
+        return "plain"
+    distinct = list(dict.fromkeys(text.strip() for text in texts))
+    formats = (f"{date}{clock}" for date in (_DATES if are_dates else _NAMED_DATES) for clock in _CLOCKS)
+    found = next((one for one in formats if all(_strptime(text, one) != NO_TIME for text in distinct)), "")
+    return found or ("format" if are_dates else "")
 
 
-def unit_of_numbers(values: NDArray[np.int64]) -> str:
+def is_ambiguous(format: str) -> bool:
+    """Whether the order of day and month in a format of `looks_like_time` is only the more common one."""
+    return format.startswith(_DATES[:4])
+
+
+def unit_of_numbers(values: NDArray[np.int64] | NDArray[np.float64]) -> str:
     """The unit of numbers that all look like times: dates as numbers, or moments since 1989; empty if they do not."""
     if len(np.unique(values)) < _FEWEST_TIMES:
         return ""
+    whole = bool((np.floor(values) == values).all())
     for unit in _SPELLED:
-        if values.max() < 10**8 and (_from_numbers(values, unit) != NO_TIME).all():
+        if whole and values.max() < 10**8 and (_from_numbers(values, unit) != NO_TIME).all():
             return unit
     first, last = _RECENT
     return next((unit for unit in _MOMENTS if _in_range(_from_numbers(values, unit), first, last)), "")
@@ -131,6 +180,17 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
         whole = np.where(readable, values, 0).astype(np.int64)
         exact = whole // -factor if factor < 0 else whole * factor
     return np.where(readable, exact, np.where(micros < 0, EARLIEST - 1, LATEST))
+
+
+def _from_text(column: Text, unit: str) -> NDArray[np.int64]:
+    """Whole numbers, ISO 8601, or numbers with a fraction: 1593878937.744."""
+    whole, codes = parse_integers(column)
+    times = np.where(codes == OK, _from_numbers(whole, unit), _parse_iso(*column))
+    other = times == NO_TIME
+    if other.any():
+        numbers, codes = parse_floats(Text(column.data, column.starts[other], column.ends[other]))
+        times[other] = np.where(codes == OK, _from_numbers(np.where(codes == OK, numbers, 0.0), unit), NO_TIME)
+    return times
 
 
 def _from_format(column: Text, format: str) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ _NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _NANOS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1, "hour": 36 * 10**11, "day": 864 * 10**11}
-_NO_NUMBER = ("", "nan", "na", "null", "none")
+_NO_NUMBER = ("", "nan", "na", "n/a", "null", "none", "-", "?", "\\n")  # in lower case
 _LARGEST = 1e30  # larger numbers are treated as damage
 
 
@@ -253,7 +253,9 @@ def _moment(value: Any, unit: str) -> datetime:
     if isinstance(value, datetime):
         return _in_utc(value)
     if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
-        return _in_utc(datetime.fromisoformat(_two_digits(value)))
+        if not re.fullmatch(r" *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)? *", value):
+            return _in_utc(datetime.fromisoformat(_two_digits(value)))
+        value = float(value)
     if unit == "yyyymmdd":
         return datetime.strptime(str(int(value)).rjust(8, "x"), "%Y%m%d")
     if unit == "yymmddhh":

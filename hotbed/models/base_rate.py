@@ -74,17 +74,20 @@ class Positives(NamedTuple):
         return self.positives / self.rows
 
 
-def held_out_shift(logits: NDArray[np.floating[Any]], held_out: Positives, train: Positives) -> float:
+def held_out_shift(
+    logits: NDArray[np.floating[Any]], held_out: Positives, train: Positives, *, at_random: bool = False
+) -> float:
     """The number to add to logits of held-out rows so that their mean probability is the share of positives.
 
-    That share is the one of all rows, as few rows have few positives; or theirs alone, where it differs by more than chance.
-    What chance explains of the difference between mean and share is left.
+    That share is the one of all rows, as few rows have few positives; or theirs alone, where it differs by more than chance,
+    unless the rows were held out `at_random`: then only chance can differ. What chance explains of the difference between mean
+    and share is left.
     """
     every = Positives(train.positives + held_out.positives, train.rows + held_out.rows).share
     if not 0 < every < 1 or not len(logits):
         return 0.0
     expected = held_out.rows * train.share
-    drifts = abs(held_out.positives - expected) > _CHANCE * math.sqrt(expected * (1 - train.share))
+    drifts = not at_random and abs(held_out.positives - expected) > _CHANCE * math.sqrt(expected * (1 - train.share))
     probabilities = 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -500, 500)))
     apart = float(probabilities.mean()) - (held_out.share if drifts else every)
     by_chance = float(probabilities.var()) / len(logits)

@@ -40,7 +40,9 @@ def recalibrate(learner: Learner, loaders: Loaders, stop: Callable[[], bool]) ->
         odds = sampled / (1 - sampled) * math.exp(-kept)
         log = Positives(learned.metrics.positives, learned.metrics.positives * (1 + 1 / odds))
         here = Positives(found.metrics.positives, found.metrics.samples)
-        _shift(bias, held_out_shift(found.logits, here, log) if world.is_first else None, world)
+        at_random = train.dataset.schema.notes.get("split") == "random"
+        shift = held_out_shift(found.logits, here, log, at_random=at_random)
+        _shift(bias, shift if world.is_first else None, world)
     return True
 
 

@@ -75,6 +75,24 @@ def test_a_leak_is_named_by_prepare_and_by_train(hotbed, log):
     assert "--drop thanks" in done.err
 
 
+def test_a_label_of_one_class_is_said_and_is_no_leak(hotbed, tmp_path):
+    (tmp_path / "none.csv").write_text("click,user\n" + "".join(f"0,u{i % 9}\n" for i in range(300)))
+    splits = ("--splits", "train=0.8,valid=0.1,test=0.1")
+    assert "this label is 0 in every row" in hotbed("prepare", "none.csv", "--out", "none", *splits).err
+    done = hotbed("train", "--data", "none", "--out", "run", *FAST)
+    assert done.code == 0, done.err
+    assert "WARNING click: this label is 0 in every row of train" in done.err
+    assert "hardly real" not in done.err
+
+
+def test_few_steps_are_explained_by_what_was_given(hotbed, tmp_path):
+    (tmp_path / "tiny.csv").write_text("click,user\n" + "".join(f"{i % 3 // 2},u{i % 9}\n" for i in range(40)))
+    assert hotbed("prepare", "tiny.csv", "--out", "tiny").code == 0
+    assert "The log is small: 40 train samples" in hotbed("train", "--data", "tiny", "--out", "chosen", *FAST).err
+    done = hotbed("train", "--data", "tiny", "--out", "given", "--batch-size", 40, *FAST)
+    assert "Leave out data.batch_size" in done.err
+
+
 def test_calibration_that_is_off_is_said_unless_chance_explains_it():
     (note,) = calibration_notes({"test": {"calibration": 1.4, "positives": 10_000}})
     assert "1.4 times as high" in note

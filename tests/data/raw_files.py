@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -49,4 +51,13 @@ def zstd(data: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+def zipped(data: bytes, *names: str) -> bytes:
+    """An archive of files with the same content."""
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names or ("log.csv",):
+            archive.writestr(name, data)
+    return sink.getvalue()
+
+
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd, "zip": zipped}

@@ -47,7 +47,8 @@ class TestBlocks:
         for block in blocks:
             assert block.first_line == lines
             lines += block.data.tobytes().count(b"\n")
-        assert blocks[-1].bytes_read == path.stat().st_size
+        index = 75 if packing == "zip" else 0  # of the archive, behind its file
+        assert blocks[-1].bytes_read == path.stat().st_size - index
 
     def test_several_packed_members_in_one_file(self, tmp_path):
         path = tmp_path / "f.gz"

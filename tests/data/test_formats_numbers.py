@@ -51,7 +51,7 @@ def test_floats_take_what_the_grammar_takes(text):
     assert (code == OK) == bool(NUMBER.fullmatch(plain) and math.isfinite(float(plain)))
 
 
-@pytest.mark.parametrize("text", ["", "  ", "nan", "NaN", "NA", "null", "None"])
+@pytest.mark.parametrize("text", ["", "  ", "nan", "NaN", "NA", "N/A", "null", "None", "-", "?", r"\N"])
 def test_words_for_missing(text):
     values, codes = parse_floats(text_of([text]))
     assert codes[0] == MISSING

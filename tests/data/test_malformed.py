@@ -7,8 +7,10 @@ command line, where it must end with exit code 2 and without a traceback.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from hotbed.data.prepare.prepare import prepare
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, FormatError, HotbedError, SchemaError
-from tests.data.raw_files import PACK, criteo_line, write
+from tests.data.raw_files import PACK, criteo_line, write, zipped
 from tests.data.small import read_rows
 
 app = typer.Typer()
@@ -284,6 +286,16 @@ def damaged(data: bytes) -> bytes:
 CSV = "\n".join([CSV_HEADER, *GOOD_CSV * 100]).encode()
 CRITEO = "\n".join(GOOD_CRITEO * 40).encode()
 
+
+def tarred(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        about = tarfile.TarInfo("log.csv")
+        about.size = len(data)
+        archive.addfile(about, io.BytesIO(data))
+    return sink.getvalue()
+
+
 FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, arguments, what the message says
     "empty csv": ("f.csv", b"", [], "is empty"),
     "empty criteo": ("f.tsv", b"", ["--format", "criteo"], "is empty"),
@@ -297,6 +309,12 @@ FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, argument
     "comments only": ("f.svm", b"# nothing\n# here\n", [], "no good row"),
     "UTF-16": ("f.csv", CSV.decode().encode("utf-16"), [], "UTF-16"),
     "UTF-16 big endian": ("f.csv", b"\xfe\xff" + CSV.decode().encode("utf-16-be"), [], "UTF-16"),
+    "a zip of two files": ("f.zip", zipped(CSV, "users.csv", "movies.csv"), [], r"2 files \(users.csv, movies.csv\)"),
+    "a tar archive": ("f.tar", tarred(CSV), [], "tar -xf"),
+    "a packed tar archive": ("f.tar.gz", PACK["gz"](tarred(CSV)), [], "tar -xf"),
+    "carriage returns alone": ("f.csv", CSV.replace(b"\n", b"\r"), [], r"tr '\\r' '\\n'"),
+    "the index of a frame": ("f.csv", b",label,b\n0,1,2\n", [], r"column 1 has no name.*index=False.*sed '1s/\^/row/'"),
+    "line breaks in values": ("f.csv", b'label,a,b\n1,"x\ny",2\n' * 9, [], "newlines_in_values=True"),
     "names twice": ("f.csv", b"label,a,b,a\n1,2,3,4\n", [], "names a more than once"),
     "a column without name": ("f.csv", b"label,,b\n1,2,3\n", [], "column 2 has no name"),
     "header quote open": ("f.csv", b'label,"a\n1,2\n', [], "header"),

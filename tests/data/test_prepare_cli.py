@@ -243,7 +243,7 @@ def test_labels_of_numbers_in_a_table(tmp_path):
     pq.write_table(pa.table({"click": [1, 2, None, 2], "city": list("abab")}), tmp_path / "f.parquet")
     code, output = run(tmp_path / "f.parquet", "--out", tmp_path / "out")
     assert code == 1
-    assert "Values of click: '1', '2'. --positive 1 says" in " ".join(output.split())
+    assert "Values of click: '1', '2'. --positive 2 says" in " ".join(output.split())
 
 
 def test_text_of_another_encoding(tmp_path):

@@ -7,13 +7,14 @@ import pyarrow as pa
 import pytest
 
 from hotbed.cli.prepare_report import hints
+from hotbed.data.formats.chunk import Faults
 from hotbed.data.prepare.guess import guess_id, is_named_id
 from hotbed.data.prepare.prepare import PrepareReport, prepare
 from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
-from hotbed.data.times import looks_like_time, unit_of_numbers
+from hotbed.data.times import NO_TIME, TimeColumn, looks_like_time, read_times, unit_of_numbers
 from hotbed.errors import ConfigError, FormatError
-from tests.data.raw_files import write
+from tests.data.raw_files import text_of, write
 
 ROWS = 400
 
@@ -175,8 +176,67 @@ def test_a_time_column_that_was_read_as_ids_is_reported(tmp_path):
     assert "--time-features hour,weekday" in line
     odd = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},{1 + i % 28}.11.2017 9:30,a{i % 3}", name="odd.csv")
     (line,) = told(prepare(odd, tmp_path / "odd"), "seen")
-    assert "--time 'seen:%d/%m/%Y %H:%M'" in line
+    assert "--time 'seen:%d.%m.%Y %H:%M' makes it the time column, if days come before months" in line
     assert looks_like_time(["a|b"]) == looks_like_time([]) == looks_like_time(["1.2.3.4"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "form"),
+    [
+        (["01/13/2023 12:00:05 AM", "02/01/2023 01:59:00 PM"], "%m/%d/%Y %I:%M:%S %p"),
+        (["25/02/2017", "1/1/2016"], "%d/%m/%Y"),
+        (["02-Jan-2023", "31-Dec-2023"], "%d-%b-%Y"),
+        (["Mon, 02 Jan 2023 03:04:05 GMT"], "%a, %d %b %Y %H:%M:%S %Z"),
+        (["January 2, 2023 3:04 PM"], "%B %d, %Y %I:%M %p"),
+        (["07/Mar/2004:16:05:49 -0800"], "%d/%b/%Y:%H:%M:%S %z"),
+        (["1.1.2023 5", "x"], ""),
+        (["1.1.2023 5 o'clock"], "format"),
+        (["Marseille 13", "May 5", "Decathlon 2024"], ""),
+        (["iPhone 5 (March)", "2 may"], ""),
+    ],
+)
+def test_the_format_of_dates_is_found(texts, form):
+    assert looks_like_time(texts) == form
+    if "%" in form:
+        assert NO_TIME not in read_times(text_of(texts), TimeColumn("seen", form), Faults(len(texts)))
+
+
+def test_a_leak_is_not_offered_as_a_time(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,app,paid",
+        lambda i: f"{random_label(i)},a{i % 7},{f'2017-11-07 {i % 24}:30' if random_label(i) else ''}",
+    )
+    (line,) = told(prepare(raw, tmp_path / "out"), "paid")
+    assert "--drop paid" in line
+
+
+def test_a_label_of_one_class_is_said(tmp_path):
+    for value in (0, 1):
+        raw = log(tmp_path, "click,app", lambda i, value=value: f"{value},a{i % 7}", name=f"{value}.csv")
+        (line,) = told(prepare(raw, tmp_path / f"out{value}"), "click")
+        assert f"WARNING click: this label is {value} in every row of train" in line
+
+
+def test_spaces_that_are_a_part_of_ids_are_said(tmp_path):
+    raw = log(tmp_path, "click, user, price", lambda i: f"{random_label(i)}, u{i % 9}, {i % 5}.5")
+    report = prepare(raw, tmp_path / "out")
+    (line,) = told(report, "user")
+    assert "such as ' u0'" in line
+    assert not told(report, "price")
+
+
+def test_ids_with_missing_words_get_one_line(tmp_path):
+    raw = log(tmp_path, "click,brand", lambda i: f"{random_label(i)},{'NULL' if i % 9 == 0 else i % 40}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "brand")
+    assert "IDS" in line
+
+
+@pytest.mark.parametrize(("values", "positive"), [((1, 2), "2"), ((-1, 1), "1"), ((0, 5), "5")])
+def test_of_two_numbers_the_larger_is_positive(tmp_path, values, positive):
+    raw = log(tmp_path, "label,app", lambda i: f"{values[random_label(i)]},a{i % 7}")
+    with pytest.raises(FormatError, match=f"--positive {positive} says"):
+        prepare(raw, tmp_path / "out")
 
 
 def test_a_second_time_is_left_out_and_not_made_the_time_column(tmp_path):
@@ -253,6 +313,7 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
     assert rows["test"] == 50
     assert rows["train"] + rows["valid"] == ROWS
     assert 20 < rows["valid"] < 60
+    assert report.schema.notes["split"] == "random"
     assert not any("no valid split" in line for line in hints(report))
     for wrong in ("test=0.1", "valid=50", "train=0.9,valid=0.1"):
         with pytest.raises(ConfigError, match=r"valid=0\.1"):
@@ -266,6 +327,8 @@ def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
         (lambda i: f"201410{1 + i % 30:02d}", "seen:yyyymmdd"),
         (lambda i: str(956_703_932 + i * 977), "seen:s"),
         (lambda i: str((1_500_000_000 + i * 977) * 1000), "seen:ms"),
+        (lambda i: f"{1_593_878_937 + i * 977}.744", "seen:s"),
+        (lambda i: f"202007{1 + i % 30:02d}.0", "seen:yyyymmdd"),
     ],
 )
 def test_times_written_as_numbers_are_reported(tmp_path, value, option):
@@ -290,6 +353,7 @@ def test_amounts_and_ids_are_not_taken_for_times():
     draw = np.random.default_rng(0)
     for values in (draw.integers(0, 2**31, 500), draw.integers(0, 10**8, 500), np.arange(500), np.zeros(500, np.int64)):
         assert unit_of_numbers(values) == ""
+        assert unit_of_numbers(values + 0.5) == ""
     assert unit_of_numbers(np.zeros(0, np.int64)) == ""
 
 

@@ -52,6 +52,9 @@ def test_iso_text_equals_datetime(moment, between, offset):
         ("21.10.2014 5h", "%d.%m.%Y %Hh", "2014-10-21 05:00:00"),
         ("2014-10-21 05:30 +0200", "%Y-%m-%d %H:%M %z", "2014-10-21 03:30:00"),
         ("1413849600", "s", "2014-10-21 00:00:00"),
+        ("1413849600.744", "s", "2014-10-21 00:00:00"),
+        (" 1413849600 ", "s", "2014-10-21 00:00:00"),
+        ("20141021.0", "yyyymmdd", "2014-10-21 00:00:00"),
         ("1413849600123", "ms", "2014-10-21 00:00:00"),
         ("14102105", "yymmddhh", "2014-10-21 05:00:00"),
         ("20141021", "yyyymmdd", "2014-10-21 00:00:00"),
@@ -110,6 +113,7 @@ class TestDays:
         assert [feature.name for feature in schema.features] == ["user"]
         assert schema.features[0].lookups == 3
         assert schema.dense == ()
+        assert schema.notes["split"] == "days"
         time = schema.notes["time"]
         assert (time["column"], time["days"]) == ("when", 4)
         assert time["first_day"] == {"train": "2014-10-21", "valid": "2014-10-23", "test": "2014-10-25"}

@@ -221,6 +221,15 @@ def test_raw_rows_score_as_predict_does(mixed, exported, tmp_path):
     np.testing.assert_allclose(ours.score_rows([new])[0], hotbed.load(run).score([new])[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("text", ["", " ", "NaN", "NA", "n/a", "NULL", "None", "-", "?", r"\N", " N/A "])
+def test_numbers_are_missing_where_prepare_reads_them_so(mixed, exported, text):
+    ours = standalone(exported).Export(exported)
+    row = {"Site Name": "a, b", "price": None, "age": 7, "interests": "art", "zip": 10001}
+    spelled = {**row, "price": text}
+    np.testing.assert_array_equal(ours.score_rows([spelled]), ours.score_rows([row]))
+    np.testing.assert_allclose(ours.score_rows([row]), hotbed.load(mixed[0]).score([spelled]), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [

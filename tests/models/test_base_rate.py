@@ -76,6 +76,8 @@ def test_another_share_of_the_held_out_rows_is_theirs():
     logits = np.random.default_rng(0).normal(-2, 1, 10_000)
     shift = held_out_shift(logits, Positives(3000, 10_000), Positives(10_000, 100_000))
     assert means(logits + shift) == pytest.approx(0.3, rel=0.01)
+    shift = held_out_shift(logits, Positives(3000, 10_000), Positives(10_000, 100_000), at_random=True)
+    assert means(logits + shift) == pytest.approx(13 / 110, rel=0.01)
 
 
 def test_what_chance_explains_is_left():

@@ -132,6 +132,29 @@ def test_a_recalibrated_model_predicts_the_share_of_positives(start, tmp_path, w
     assert mean == pytest.approx(positives / samples, abs=0.003 if with_valid else 1e-5)
 
 
+@pytest.mark.parametrize("rule", ["random", "days"])
+def test_a_valid_split_at_random_has_the_share_of_the_log(start, tmp_path, monkeypatch, rule):
+    """Days may have a share of their own; of rows that were taken at random, another share is chance."""
+    built = start(tmp_path, "train.max_steps=2", "train.recalibrate=true")
+    loaders = built.training.loaders
+    monkeypatch.setitem(loaders.train.dataset.schema.notes, "split", rule)
+    valid, learner = loaders.held_out["valid"], built.training.learner
+    few = evaluate(learner, valid).labels.mean() / 2
+
+    def with_few(batches):
+        for batch in batches:
+            keep = torch.rand(len(batch.labels), generator=draw) < 0.5
+            yield dataclasses.replace(batch, labels=batch.labels * keep)
+
+    draw = torch.Generator().manual_seed(0)
+    whole = valid.epoch
+    valid.epoch = lambda *given: with_few(whole(*given))
+    run(built.training, built.subject)
+    valid.epoch = whole
+    mean = torch.from_numpy(evaluate(learner, valid).logits).double().sigmoid().mean().item()
+    assert (mean < 1.3 * few) == (rule == "days")
+
+
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_patience_plateau_and_the_best_model(start, tmp_path, keep_best):
     """A learning rate that soon overfits: valid AUC falls, both rates shrink, the run stops, the best weights win."""

@@ -6,7 +6,7 @@
     libsvm    label index:value ...
     lists     user item item ...
 
-Text files may be compressed (.gz, .bz2, .xz, .zst).
+Text files may be compressed (.gz, .bz2, .xz, .zst, a .zip of one file).
 """
 
 from __future__ import annotations

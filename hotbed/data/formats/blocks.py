@@ -1,4 +1,4 @@
-"""A path in, blocks of whole lines out; .gz, .bz2, .xz and .zst are recognised by their first bytes and decompressed.
+"""A path in, blocks of whole lines out; .gz, .bz2, .xz, .zst and a .zip of one file are recognised by their first bytes.
 
 A block is a writable byte array that ends with a complete line (the last one perhaps without its line break), so parsers never
 see half a row. Only one block is in memory at a time; a line must fit into one. Plain text can be read from any line on, so a
@@ -11,6 +11,8 @@ import bz2
 import gzip
 import io
 import lzma
+import shlex
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +28,9 @@ from hotbed.host.jit import njit
 
 BLOCK_BYTES = 8 << 20
 _NEWLINE = 10
-_UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, pa.ArrowException)
+_SHOWN_FILES = 5
+_TAR = slice(257, 262)  # where a tar archive says what it is
+_UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
 class TextBlock(NamedTuple):
@@ -164,7 +168,27 @@ def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
         return cast(BinaryIO, lzma.LZMAFile(raw))
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         return cast(BinaryIO, pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd"))
-    return raw
+    return _only_file(raw, path) if magic.startswith(b"PK\x03\x04") else raw
+
+
+def _only_file(raw: BinaryIO, path: Path) -> BinaryIO:
+    """The file in a zip archive; a FormatError if there are several, as in an archive of tables or a workbook."""
+    try:
+        archive = zipfile.ZipFile(raw)
+        names = [one.filename for one in archive.infolist() if not one.is_dir()]
+        if len(names) == 1:
+            return cast(BinaryIO, archive.open(names[0]))
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or packed in another way
+        raise FormatError(
+            f"{path} is a zip archive that cannot be read: {error}. Unpack it, and give its files."
+        ) from error
+    except _UNPACK_ERRORS as error:
+        raise _damaged(path, error) from error
+    shown = ", ".join(names[:_SHOWN_FILES]) + (", ..." if len(names) > _SHOWN_FILES else "")
+    raise FormatError(
+        f"{path} is a zip archive of {len(names)} files ({shown}), where one is needed. Unpack it with `unzip "
+        f"{shlex.quote(str(path))}`, and give the file with the log; a workbook has to be saved as CSV."
+    )
 
 
 def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
@@ -180,14 +204,22 @@ def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
     except RemoteError:
         raise
     except _UNPACK_ERRORS as error:
-        raise FormatError(
-            f"{path} is damaged or truncated: {error}. Nothing of it was used; copy or download the file again."
-        ) from error
+        raise _damaged(path, error) from error
     return filled
+
+
+def _damaged(path: Path, error: Exception) -> FormatError:
+    return FormatError(
+        f"{path} is damaged or truncated: {error}. Nothing of it was used; copy or download the file again."
+    )
 
 
 def _drop_mark(buffer: np.ndarray, filled: int, path: Path) -> int:
     start = buffer[: min(filled, 4)].tobytes()
+    if buffer[:filled][_TAR].tobytes() == b"ustar":
+        raise FormatError(
+            f"{path} is a tar archive. Unpack it with `tar -xf {shlex.quote(str(path))}`, and give its files."
+        )
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise FormatError(f"{path} is UTF-16 text; hotbed reads UTF-8. Convert it: iconv -f utf-16 -t utf-8.")
     if start.startswith(b"\xef\xbb\xbf"):

@@ -74,6 +74,7 @@ Scalar = Text | Integers | Floats
 Column = Scalar | Lists | HashedText | Instants
 
 NOT_UTF8 = "not UTF-8"  # why a row is bad
+OPEN_QUOTE = "a quote is not closed on its line"
 
 
 def to_utf8(file: str) -> str:

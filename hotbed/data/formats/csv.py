@@ -91,6 +91,9 @@ def _header(block: TextBlock, path: Path, delimiter: str) -> tuple[list[str], Te
         raise FormatError(
             f"{path}: the header (line {line}) cannot be read: {rows.bad[0].reason}: {rows.bad[0].text!r}{way_out}"
         )
+    if b"\r" in text:
+        made = f"tr '\\r' '\\n' < {shlex.quote(str(path))} > lines.csv"
+        raise FormatError(f"{path}: its lines end with a carriage return alone. Make newlines of them first: {made}")
     names = [column.string(0).strip() for column in rows.text]
     _check_names(names, path)
     return names, TextBlock(data[end + 1 :], line + 1, block.bytes_read)
@@ -99,8 +102,13 @@ def _header(block: TextBlock, path: Path, delimiter: str) -> tuple[list[str], Te
 def _check_names(names: list[str], path: Path) -> None:
     empty = [str(i + 1) for i, name in enumerate(names) if not name]
     if empty:
+        index = (
+            " The first one is perhaps the index of a pandas frame, which to_csv(..., index=False) leaves out; to name it "
+            f"instead: sed '1s/^/row/' {shlex.quote(str(path))} > named.csv, then --drop row."
+        )
+        way_out = no_header_hint(names, path) or (index if empty == ["1"] else "")
         raise FormatError(
-            f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.{no_header_hint(names, path)}"
+            f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.{way_out}"
         )
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:

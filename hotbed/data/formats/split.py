@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hotbed.data.formats.blocks import TextBlock, first_line, read_blocks
-from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Reel, Text, shorten
+from hotbed.data.formats.chunk import NOT_UTF8, OPEN_QUOTE, BadRow, Reel, Text, shorten
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 
@@ -83,7 +83,7 @@ def _reason(code: int, num_columns: int) -> str:
     return {
         _FEW: f"fewer than {num_columns} columns",
         _MANY: f"more than {num_columns} columns",
-        _OPEN: "a quote is not closed on its line",
+        _OPEN: OPEN_QUOTE,
         _AFTER: "text after a closing quote",
         _NUL: "a NUL byte",
         _UTF8: NOT_UTF8,

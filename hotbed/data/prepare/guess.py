@@ -95,6 +95,17 @@ _ENTITIES = frozenset(
         "station",
         "gender",
         "occupation",
+        "agent",
+        "agency",
+        "company",
+        "vendor",
+        "supplier",
+        "carrier",
+        "airline",
+        "airport",
+        "driver",
+        "segment",
+        "placement",
     )
 )
 _MEASURES = frozenset(

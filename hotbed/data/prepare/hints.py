@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.data.formats import Chunk, HashedText, Instants, Integers, Lists, Text
+from hotbed.data.formats import Chunk, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
-from hotbed.data.formats.parse_numbers import MISSING, OK, parse_integers
+from hotbed.data.formats.parse_numbers import MISSING, OK, parse_floats
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.times import looks_like_time, unit_of_numbers
 from hotbed.data.values import LabelReader, LabelThreshold, value_text
@@ -149,7 +149,7 @@ def time_columns(chunk: Chunk, features: Sequence[IdFeature], open_names: Collec
             found |= {feature.name: kind} if kind else {}
     for name in open_names:
         column = chunk.columns.get(name)
-        unit = unit_of_numbers(_first_integers(column)) if isinstance(column, Text | Integers) else ""
+        unit = unit_of_numbers(_first_numbers(column)) if isinstance(column, Text | Integers | Floats) else ""
         found |= {name: unit} if unit else {}
     return found
 
@@ -170,15 +170,28 @@ def number_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str
     return found
 
 
+def spaced_columns(chunk: Chunk, features: Sequence[IdFeature]) -> dict[str, str]:
+    """Text columns whose values begin or end with a space, which is a part of the id -> such a value."""
+    found: dict[str, str] = {}
+    for feature in features:
+        column = chunk.columns.get(feature.name)
+        if feature.source == "string" and isinstance(column, Text):
+            spaced = next((text for text in _first_texts(column) if text != text.strip()), "")
+            found |= {feature.name: shorten(spaced)} if spaced else {}
+    return found
+
+
 def _first_texts(column: Text) -> list[str]:
     return [column.string(i) for i in range(min(len(column.starts), _VALUES))]
 
 
-def _first_integers(column: Text | Integers) -> NDArray[np.int64]:
-    """The first values without the missing ones; none if some are not integers."""
+def _first_numbers(column: Text | Integers | Floats) -> NDArray[np.float64]:
+    """The first values without the missing ones; none if some are not numbers."""
     if isinstance(column, Integers):
-        return np.asarray(column.values[:_VALUES][~column.missing[:_VALUES]])
-    values, codes = parse_integers(Text(column.data, column.starts[:_VALUES], column.ends[:_VALUES]))
+        return np.asarray(column.values[:_VALUES][~column.missing[:_VALUES]]).astype(np.float64)
+    if isinstance(column, Floats):
+        return np.asarray(column.values[:_VALUES][~np.isnan(column.values[:_VALUES])])
+    values, codes = parse_floats(Text(column.data, column.starts[:_VALUES], column.ends[:_VALUES]))
     return np.asarray(values[codes == OK] if ((codes == OK) | (codes == MISSING)).all() else values[:0])
 
 
@@ -210,13 +223,18 @@ def label_hint(chunk: Chunk, label: LabelReader) -> str:
     found = f"{given}Values of {label.name}: {shown}."
     if len(seen) != 2 and not _like(seen, label.positive):
         return f"{found} A label has two values; --label names another column, --positive VALUE the value that means 1."
-    word = _like(seen, label.positive) or _likely(seen)
+    word = _like(seen, label.positive) or _largest(seen) or _likely(seen)
     return f"{found} --positive {shlex.quote(word)} says that {word!r} means 1."
 
 
 def _like(seen: Counter[str], positive: str | None) -> str | None:
     """The value that differs from `positive` only in case."""
     return next((text for text in seen if positive is not None and text.lower() == positive.strip().lower()), None)
+
+
+def _largest(seen: Counter[str]) -> str | None:
+    """The larger one of two numbers."""
+    return max(seen, key=float) if all(_PLAIN_NUMBER.fullmatch(text) for text in seen) else None
 
 
 def _likely(seen: Counter[str]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.guess import is_named_id
-from hotbed.data.prepare.hints import joined_columns, label_hint, number_columns, time_columns
+from hotbed.data.prepare.hints import joined_columns, label_hint, number_columns, spaced_columns, time_columns
 from hotbed.data.prepare.inputs import RawSource, TableFormat
 from hotbed.data.prepare.layout import ColumnLayout, LayoutOptions, choose_layout
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
@@ -25,6 +25,7 @@ class FirstLook(NamedTuple):
     joined: dict[str, str]  # columns that look like several ids in one, and the separator
     times: dict[str, str]  # columns of times that would be read as ids or amounts
     numbers: dict[str, str]  # columns of numbers that would be read as ids, and one that is not plain
+    spaced: dict[str, str]  # columns of ids with spaces around them, and such an id
     label_hint: str  # the way out if labels cannot be read
 
 
@@ -43,9 +44,11 @@ def first_look(
                 times = time_columns(
                     chunk, layout.features, [one for one in chunk.columns if one in open_names and not is_named_id(one)]
                 )
-                numbers = number_columns(chunk, [one for one in open_ids if one.name not in times])
+                named = {name for name, guess in layout.guesses if guess.is_certain}
+                numbers = number_columns(chunk, [one for one in open_ids if one.name not in {*times, *named}])
                 joined = joined_columns(chunk, [one for one in layout.features if one.name not in numbers])
-                return FirstLook(layout, joined, times, numbers, label_hint(chunk, label))
+                spaced = spaced_columns(chunk, layout.features)
+                return FirstLook(layout, joined, times, numbers, spaced, label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)

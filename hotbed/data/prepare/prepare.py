@@ -72,6 +72,7 @@ class PrepareReport:
         default_factory=dict
     )  # columns of times read as ids or amounts -> unit, plain or format
     numbers: dict[str, str] = field(default_factory=dict)  # columns of numbers read as ids, and one that is not plain
+    spaced: dict[str, str] = field(default_factory=dict)  # columns of ids with spaces around them, and such an id
 
 
 def prepare(
@@ -169,6 +170,7 @@ def prepare(
             "bad_rows": dict(quarantine.reasons.most_common()),
             "left_out": assigned.left_out,
             "min_count": min_count,
+            **({} if rule is None else {"split": rule.kind}),
             **({"negatives_kept": keep_negatives} if keep_negatives < 1 else {}),
             **({"time": assigned.time} if assigned.time else {}),
         }
@@ -188,6 +190,7 @@ def prepare(
         guesses=first.layout.guesses,
         times=first.times,
         numbers=first.numbers,
+        spaced=first.spaced,
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hotbed.data.formats.chunk import NOT_UTF8, BadRow, to_utf8
+from hotbed.data.formats.chunk import NOT_UTF8, OPEN_QUOTE, BadRow, to_utf8
 from hotbed.data.times import NOT_A_TIME_REASON
 from hotbed.data.values import NOT_A_NUMBER_REASON
 from hotbed.errors import ConfigError, FormatError
@@ -95,12 +95,27 @@ class Quarantine:
             return f"{other} is not UTF-8. {to_utf8(other)}{leave_out}"
         if reason.startswith("label ") and self._label_hint:
             return self._label_hint + leave_out
+        broken = next((row.file for row in self._first if row.reason == OPEN_QUOTE), None)
+        if OPEN_QUOTE in self.reasons and broken is not None:
+            return f"{_without_breaks(broken)}{leave_out}"
         if self._advice:
             return self._advice + leave_out
         words = (
             " A label of two words: --positive VALUE names the one that means 1." if "is not 0 or 1" in reason else ""
         )
         return f"Is the format right (--format, --label, --delimiter)?{words}{leave_out}"
+
+
+def _without_breaks(file: str) -> str:
+    """The way out for values in quotes that go over several lines."""
+    options = "parse_options=c.ParseOptions(newlines_in_values=True)"
+    code = (
+        f"import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv({file!r}, {options}), 'log.parquet')"
+    )
+    return (
+        "A value in quotes must be on one line. If values have line breaks in them, as reviews do, convert the file: "
+        f"python -c {shlex.quote(code)}"
+    )
 
 
 def mixed_hint(reason: str) -> str:

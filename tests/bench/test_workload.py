@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotbed.bench.setting import IDS, KAGGLE_ROWS, MLPERF_BAGS, Setting, scaled_rows
+from hotbed.bench.setting import IDS, KAGGLE_ROWS, Setting, scaled_rows
 from hotbed.bench.workload import id_of_row, make_workload, offsets_of, values_of, zipf_ids
+from hotbed.data.synthetic.shapes import BAG_SIZES
 
 CPU = torch.device("cpu")
 
@@ -47,8 +48,8 @@ def test_both_forms_hold_the_same_bags(kind):
 
 
 def test_bags_are_mlperfs():
-    assert sum(MLPERF_BAGS) == 214
-    assert len(MLPERF_BAGS) == len(KAGGLE_ROWS)
+    assert sum(BAG_SIZES) == 214
+    assert len(BAG_SIZES) == len(KAGGLE_ROWS)
     assert setting_of(KAGGLE_ROWS, 8, "varying").ids_per_sample == 214
     assert setting_of(KAGGLE_ROWS, 8).ids_per_sample == 26
     made = make_workload(setting_of((50,) * 26, 64, "varying"), 8)

@@ -68,9 +68,9 @@ def test_pods_are_as_many_as_nodes_and_find_each_other():
 def test_the_manifest_has_the_form_that_kubernetes_asks_for():
     validate = pytest.importorskip("kubernetes_validate").validate
     for one in pods():
-        validate(one, "1.31", strict=True)
+        assert validate(one, "1.31", strict=True)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_script_is_one():
-    subprocess.run(["bash", "-n", EXAMPLES / "slurm.sbatch"], check=True)
+    assert subprocess.run(["bash", "-n", EXAMPLES / "slurm.sbatch"], check=False).returncode == 0

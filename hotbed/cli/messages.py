@@ -45,7 +45,7 @@ def warn_about_few_steps(training: Training, batch_size: int, *, chosen: bool) -
             way_out = (
                 f"The log is small: {training.loaders.train.described}. --batch-size and --epochs make more steps of it"
             )
-        err(always=True).print(f"note: {steps} of {batch_size:,} samples are few to learn from. {way_out}")
+        err(always=True).print(f"note: {steps} of {batch_size:,} samples are too few to learn much from. {way_out}")
 
 
 def warn_about_one_class(schema: Schema) -> None:

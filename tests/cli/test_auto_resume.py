@@ -52,7 +52,7 @@ def test_mistakes(hotbed, run, tmp_path):
     assert hotbed("train", *ARGUMENTS, "--set", "train.max_steps=4", "--out", run).code == 0
     changed = hotbed("train", *ARGUMENTS, "--set", "model.options.hidden=[9]", "--out", run)
     assert changed.code == 2
-    assert "model.options cannot change on --resume" in changed.err
+    assert "model.options cannot be changed with --resume" in changed.err
     for options in ((), ("--resume", run), ("--out", run, "--overwrite")):
         assert "--auto-resume continues or starts the run in --out" in hotbed("train", *ARGUMENTS, *options).err
     (tmp_path / "notes").mkdir()

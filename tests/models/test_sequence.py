@@ -74,11 +74,11 @@ class Net(torch.nn.Module):
 def test_shapes_that_do_not_fit_are_refused():
     model = OwnModel(Net(), ModelSchema(("item",), 4, (), {"history": 5}))
     assert model(torch.randn(2, 6, 4), torch.zeros(2, 0), torch.tensor([[5], [0]])).shape == (2,)
-    with pytest.raises(ShapeError, match=r"reads \[B, 6, 4\]"):
+    with pytest.raises(ShapeError, match=r"expects \[B, 6, 4\]"):
         model(torch.randn(2, 5, 4), torch.zeros(2, 0), torch.tensor([[5], [0]]))
     with pytest.raises(ShapeError, match=r"its sequences are history, so it reads \[2, 1\]"):
         model(torch.randn(2, 6, 4), torch.zeros(2, 0))
-    with pytest.raises(ShapeError, match=r"reads \[B, 2, 4\]"):  # models that pool have no such columns
+    with pytest.raises(ShapeError, match=r"expects \[B, 2, 4\]"):  # models that pool have no such columns
         build_model("dnn", num_features=2, dim=4, num_dense=0, options={})(torch.randn(2, 6, 4), torch.zeros(2, 0))
 
 

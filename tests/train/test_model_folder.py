@@ -39,7 +39,9 @@ def test_a_dataset_that_was_replaced_meanwhile_gives_no_id_lists(built, tmp_path
     else:
         counts = pq.read_table(path)
         pq.write_table(counts.set_column(0, "id", pa.array(counts["id"].to_numpy()[::-1])), path)
-    with pytest.raises(RunError, match=r"on which the model was trained, (was replaced meanwhile|cannot be opened)"):
+    with pytest.raises(
+        RunError, match=r"on which the model was trained, (was replaced meanwhile|can no longer be opened)"
+    ):
         save_model(tmp_path / "model", built.training.learner, data, built.subject.card)
     assert not (tmp_path / "model").exists()
 

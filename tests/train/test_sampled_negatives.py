@@ -58,8 +58,10 @@ def thin(tmp_path_factory):
 
 
 def start(dataset, folder, *sets):
+    is_followed = any(text.startswith("follow.source=") for text in sets)
+    settings = [text for text in SETTINGS if is_followed or not text.startswith("follow.")]
     config, problems = compose(
-        None, {"data.path": str(dataset.path)}, [*SETTINGS, "model.options.dropout=0", "train.base_rate=true", *sets]
+        None, {"data.path": str(dataset.path)}, [*settings, "model.options.dropout=0", "train.base_rate=true", *sets]
     )
     assert problems == []
     folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ decides when to stop. The lookups per row of the tables ("density") give the lea
 rare, as in a click log, rows are memorized within an epoch; where every user and item has hundreds of samples, rows take in
 more, and may move faster.
 
-The constants were chosen on five real and three synthetic logs (docs/small-logs.md). A setting that is given is never
+The constants were chosen on five real and seven synthetic logs (docs/small-logs.md). A setting that is given is never
 changed. Whoever gives the batch size plans the training; then nothing is chosen.
 """
 
@@ -25,6 +25,7 @@ LARGE_LOG = 1_500_000  # rows from which one epoch of large batches is enough
 _STEPS = 300  # of an epoch, about; fewer for small logs
 _SMALLEST_BATCH = 256
 _RARE, _DENSE = 20.0, 200.0  # lookups per row of a table
+_FEW, _MANY = 1_000, 4_000  # ids of all tables
 _SHALLOW = ("lr", "fm")
 _PATIENCE = 2
 
@@ -51,7 +52,7 @@ def choose_settings(config: RunConfig, given: Collection[str], schema: Schema) -
         if has_valid:
             wanted["train.patience"] = _PATIENCE
     if not {"tables.optimizer", "tables.lr"} & set(given):
-        wanted["tables.lr"] = row_rate(density, config.model.name)
+        wanted["tables.lr"] = row_rate(density, sum(ids_of_train(schema).values()), config.model.name)
     chosen = {path: value for path, value in wanted.items() if path not in given}
     if "data.eval_batch_size" not in given:
         has_cache = bool(config.tables.cache or config.tables.hbm or config.tables.dynamic)
@@ -74,11 +75,19 @@ def epochs(rows: int, density: float, model: str, has_valid: bool) -> int:
     return 1 if density < _RARE else 2 if density < _DENSE else 4
 
 
-def row_rate(density: float, model: str) -> float:
+def row_rate(density: float, num_ids: int, model: str) -> float:
     """The learning rate of rows with Adagrad: higher for dense tables, and for models that are sums of row weights."""
-    place = (math.log(density) - math.log(_RARE)) / (math.log(_DENSE) - math.log(_RARE)) if density > 0 else 0.0
-    low, high = (0.03, 0.1) if model == "lr" else (0.02, 0.06)
-    return float(f"{low * (high / low) ** min(max(place, 0.0), 1.0):.2g}")
+    place = _between(density, _RARE, _DENSE)
+    if model == "lr":
+        low, high = 0.03, 0.1
+    else:
+        low, high, place = 0.02, 0.06, min(place, _between(num_ids, _FEW, _MANY))
+    return float(f"{low * (high / low) ** place:.2g}")
+
+
+def _between(value: float, low: float, high: float) -> float:
+    """0 up to `low`, 1 from `high`, by logarithms."""
+    return min(max(math.log(max(value, low) / low) / math.log(high / low), 0.0), 1.0)
 
 
 def lookups_per_row(schema: Schema) -> float:

@@ -73,13 +73,9 @@ def test_batches_of_evaluation_fit_the_cache_of_training():
 def test_batch_sizes_and_rates_grow():
     sizes = [batch_size(rows) for rows in (1, 20_000, 100_000, 300_000, 1_000_000, 10**9)]
     assert sizes == [256, 256, 256, 1024, 4096, 4096]
-    assert [row_rate(density, "deepfm") for density in (0, 1, 20, 63, 200, 1e6)] == [
-        0.02,
-        0.02,
-        0.02,
-        0.035,
-        0.06,
-        0.06,
-    ]
-    assert row_rate(1, "lr") > row_rate(1, "deepfm")
+    rates = [row_rate(density, 10_000, "deepfm") for density in (0, 1, 20, 63, 200, 1e6)]
+    assert rates == [0.02, 0.02, 0.02, 0.035, 0.06, 0.06]
+    rates = [row_rate(1000, num_ids, "dnn") for num_ids in (0, 46, 1000, 2000, 4000)]  # few ids are like dense weights
+    assert rates == [0.02, 0.02, 0.02, 0.035, 0.06]
+    assert [row_rate(density, 46, "lr") for density in (1, 1000)] == [0.03, 0.1]
     assert lookups_per_row(log(1000, 50)) == 20

@@ -503,17 +503,22 @@ def test_of_a_batch_of_many_tensors_the_first_four_are_watched():
 @pytest.mark.parametrize("num_buffers", [1, 2])
 def test_a_loader_that_fills_arrays_of_numpy_again_is_refused(cache, num_buffers):
     """torch does not count what is written past it."""
-    tables = make(**cache)
+    tables, is_ahead = make(**cache), threading.Event()
 
     def loader():
         arrays = [np.zeros((8, 2), dtype=np.int64) for _ in range(num_buffers)]
         for n in range(12):
             arrays[n % num_buffers][:] = n
+            if n == 4:  # so arrays of batches that wait have been filled again
+                is_ahead.set()
             yield torch.from_numpy(arrays[n % num_buffers])
 
-    with pytest.raises(HotbedError, match=r"written to after the loader gave it.*batch.clone\(\)"):
+    def take_all():
         for _ in hotbed.prefetch(loader(), tables, window=1, look_ahead=6):
-            pass
+            assert is_ahead.wait(60)  # training that keeps pace with the loader gets right batches
+
+    with pytest.raises(HotbedError, match=r"written to after the loader gave it.*batch.clone\(\)"):
+        take_all()
 
 
 @pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])

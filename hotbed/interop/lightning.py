@@ -71,6 +71,13 @@ class TablesCallback(Callback):  # type: ignore[misc]  # Lightning is not there 
             self.tables.accumulate(False)
             self._accumulates = False
 
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if (
+            self.tables.accumulation is not None
+        ):  # gradients of a step that never came must not be in the next fit's first
+            self.tables.zero_grad()
+        self.teardown(trainer, pl_module, "fit")
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         if self.tables.accumulation is None:
             return

@@ -30,6 +30,24 @@ def test_rows_move_where_the_optimizer_steps(pl, tmp_path, every):
     assert tables.accumulation is None  # as it was before
 
 
+@pytest.mark.parametrize("by_callback", [True, False])
+def test_gradients_of_a_fit_that_broke_off_are_dropped(pl, tmp_path, by_callback):
+    tables = pl.new_tables()
+    if not by_callback:
+        tables.accumulate()
+    before = tables.weight("a")
+    module = pl.Clicks(tables)
+    callback = pl.TablesCallback(tables, tmp_path / "rows")
+    breaks = pl.BreaksOff(at=2)
+    options = {"accumulate_grad_batches": 4, "callbacks": [breaks, callback]}
+    with pytest.raises(ValueError, match="broken off"):
+        pl.Trainer(accelerator="cpu", max_epochs=1, **pl.QUIET, **options).fit(module, pl.BATCHES)
+    assert breaks.num_waiting == 2  # there was something to drop
+    assert torch.equal(tables.weight("a"), before)
+    assert (tables.accumulation is None) == by_callback
+    assert tables.accumulate().step() is False
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_step_that_overflows_leaves_rows_and_dense_weights(pl, tmp_path, every):
     tables, whole = pl.new_tables(), pl.new_tables(cache=None)

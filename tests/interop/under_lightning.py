@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch import nn
@@ -45,6 +46,18 @@ class Clicks(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.dense.parameters(), lr=0.1)
+
+
+class BreaksOff(Callback):
+    """An error amid an accumulated step."""
+
+    def __init__(self, at):
+        self.at, self.num_waiting = at, 0
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if number == self.at:
+            self.num_waiting = len(module._tables[0].accumulation.parts)
+            raise ValueError("broken off")
 
 
 def fit(tables, folder, *, overflow_at=(), ckpt_path=None, **options):
